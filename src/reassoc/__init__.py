@@ -1,0 +1,26 @@
+"""reassoc: kernel (linear) attention for PyTorch that can be trusted."""
+
+from . import feature_maps, rules
+from ._attention import linear_attention
+from ._citation import citation
+from ._stream import read, step, summarize
+from ._summary import AttentionState, Summary, compose
+from ._weights import attention_matrix
+from .kernels import backends
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttentionState",
+    "Summary",
+    "attention_matrix",
+    "backends",
+    "citation",
+    "compose",
+    "feature_maps",
+    "linear_attention",
+    "read",
+    "rules",
+    "step",
+    "summarize",
+]

@@ -1,0 +1,226 @@
+"""One token at a time, reads without writes, and runs summarized on their own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from ._attention import finish, linear_attention
+from ._features import Features
+from ._prepare import (
+    Keys,
+    Settings,
+    check_mask,
+    check_state,
+    check_tensor,
+    key_heads,
+    query_features,
+    settings,
+    state_dtype,
+)
+from ._summary import AttentionState, Summary
+from .feature_maps import FeatureMap
+from .kernels.additive.chunked import read_state
+from .kernels.additive.problem import Problem
+from .kernels.additive.recurrent import token
+from .rules import Rule
+
+
+def step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    feature_map: FeatureMap | str,
+    state: AttentionState,
+    *,
+    rule: Rule | None = None,
+    normalize: str | None = None,
+    window: int | None = None,
+    key_mask: Tensor | None = None,
+    eps: float = 0.0,
+    undefined: str = "nan",
+    backend: str = "auto",
+) -> Tensor:
+    """One decode step: write one key and value to ``state``, then read it. Cost does not grow.
+
+    ``state`` is advanced: in place when no gradient is needed, else to new tensors. Clones and
+    detached copies made before keep their numbers.
+
+    Args:
+        query: ``(B, H, 1, d)``. key: ``(B, G, 1, d)``. value: ``(B, G, 1, e)``.
+        state: from :meth:`AttentionState.zeros` or an earlier call with ``return_state=True``.
+        key_mask: bool ``(B, 1)``: sequences whose key is real; the others keep their state.
+        feature_map, rule, normalize, window, eps, undefined, backend: as in
+            :func:`reassoc.linear_attention`; a gate of the rule has M == 1.
+
+    Returns:
+        ``(B, H, 1, e)`` in the query's dtype: what the causal call would give at this position.
+
+    Raises:
+        ValueError, TypeError: as :func:`reassoc.linear_attention`; then the state is unchanged.
+    """
+    check_tensor("query", query, ("B", "H", 1, "d"))
+    batch, heads, _, dim = query.shape
+    check_tensor("key", key, (batch, "G", 1, dim), query)
+    check_tensor("value", value, (batch, key.shape[1], 1, "e"), query)
+    s = settings(
+        feature_map,
+        dim,
+        rule=rule,
+        normalize=normalize,
+        window=window,
+        eps=eps,
+        undefined=undefined,
+        backend=backend,
+    )
+    if window is not None or s.backend == "reference":
+        output, after = linear_attention(
+            query, key, value, s.map, rule=rule, normalize=normalize, causal=True, window=window,
+            key_mask=key_mask, eps=eps, undefined=undefined, state=state, return_state=True, backend=backend,
+        )  # fmt: skip
+        state._replace(after._memory, after._scale, after._length, after._tail, owned=True)
+        return output
+    groups = key.shape[1]
+    key_heads(heads, groups, s.map)
+    check_mask("key_mask", key_mask, (batch, 1), key.device)
+    check_state(state, s, batch, groups, value.shape[-1] + s.has_z, query)
+    with torch.autocast(query.device.type, enabled=False):
+        dtype = s.accumulate(query.dtype)
+        features, empty = query_features(query, s, groups, dtype)
+        ready = Keys(key, value, key_mask, s, dtype)
+        written = ready.features
+        if key_mask is not None:
+            written = written.hide(key_mask[:, None, :, None])
+        parts = (*features, *ready.features, ready.value, ready.log_decay, state._memory)
+        tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in parts)
+        # A row that "raise" refuses must leave the state as it was.
+        in_place = state._owned and not tracked and undefined != "raise" and state._memory.dtype == dtype
+        scale = None if state._scale is None else state._scale.to(dtype)
+        read, row, memory, scale = token(
+            features.map(lambda t: t.unflatten(1, (groups, -1))),
+            written,
+            ready.value,
+            None if ready.log_decay is None else ready.log_decay[:, :, 0],
+            state._memory.to(dtype),
+            scale,
+            in_place,
+        )
+        output = finish(read.flatten(1, 2), None if row is None else row.flatten(1, 2), s, empty)
+    length = state._length + (1 if key_mask is None else key_mask[:, 0].long())
+    state._replace(memory, scale, length, None, owned=not tracked)
+    return output.to(query.dtype)
+
+
+def read(
+    query: Tensor,
+    feature_map: FeatureMap | str,
+    state: AttentionState,
+    *,
+    rule: Rule | None = None,
+    normalize: str | None = None,
+    eps: float = 0.0,
+    undefined: str = "nan",
+) -> Tensor:
+    """Read a state without writing: every query sees all of its keys (cross-attention decoding).
+
+    Args:
+        query: ``(B, H, N, d)``.
+        state: of G key heads, made without a window.
+        feature_map, normalize, eps, undefined: as in :func:`reassoc.linear_attention`. ``rule`` and
+            ``normalize`` default to those of the state.
+
+    Returns:
+        ``(B, H, N, e)`` in the query's dtype.
+
+    Raises:
+        ValueError: a state with a window: which of its keys a query sees depends on the position.
+    """
+    check_tensor("query", query, ("B", "H", "N", "d"))
+    batch, heads, _, dim = query.shape
+    if not isinstance(state, AttentionState):
+        raise TypeError(f"state must be an AttentionState, got {type(state).__name__}")
+    if state.origin.window is not None:
+        raise ValueError(
+            f"read: the state has window={state.origin.window}; what a query sees then depends on its "
+            "position, which only step and linear_attention know"
+        )
+    normalize = state.origin.normalize if normalize is None else normalize
+    s = settings(feature_map, dim, rule=rule, normalize=normalize, eps=eps, undefined=undefined)
+    groups, columns = state._memory.shape[1], state._memory.shape[-1]
+    key_heads(heads, groups, s.map)
+    if rule is None:
+        s = Settings(s.map, _RuleOf(state.origin.rule), s.normalize, None, s.eps, s.undefined, s.backend)  # type: ignore[arg-type]
+    check_state(state, s, batch, groups, columns, query)
+    with torch.autocast(query.device.type, enabled=False):
+        dtype = s.accumulate(query.dtype)
+        features, empty = query_features(query, s, groups, dtype)
+        scale = None if state._scale is None else state._scale.to(dtype)
+        grouped = features.map(lambda t: t.unflatten(1, (groups, -1)))
+        found, row = read_state(grouped, state._memory.to(dtype), scale)
+        output = finish(found.flatten(1, 2), None if row is None else row.flatten(1, 2), s, empty)
+    return output.to(query.dtype)
+
+
+class _RuleOf:
+    """Stands for the rule that a state remembers: reading needs its name only."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def summarize(
+    key: Tensor,
+    value: Tensor,
+    feature_map: FeatureMap | str,
+    rule: Rule | None = None,
+    *,
+    normalize: str | None = None,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Summary:
+    """The affine map of a run of tokens: what they do to any state.
+
+    ``state.apply(summarize(...))`` is the state after them, and :func:`reassoc.compose` joins runs:
+    the algebra behind chunks, pieces and several machines.
+
+    Args:
+        key: ``(B, G, M, d)``. value: ``(B, G, M, e)``.
+        feature_map, rule, normalize, key_mask, backend: as in :func:`reassoc.linear_attention`.
+
+    Returns:
+        A :class:`Summary`.
+    """
+    check_tensor("key", key, ("B", "G", "M", "d"))
+    batch, groups, length, dim = key.shape
+    check_tensor("value", value, (batch, groups, length, "e"), key)
+    s = settings(feature_map, dim, rule=rule, normalize=normalize, backend=backend)
+    key_heads(groups, groups, s.map)
+    check_mask("key_mask", key_mask, (batch, length), key.device)
+    with torch.autocast(key.device.type, enabled=False):
+        dtype = s.accumulate(key.dtype)
+        ready = Keys(key, value, key_mask, s, dtype)
+        log = None if ready.features.log is None else ready.value.new_zeros(batch, groups, 0, 1)
+        nobody = Features(ready.value.new_zeros(batch, groups, 0, s.map.feature_dim), log)
+        answer = kernels.additive(
+            Problem(
+                nobody,
+                ready.features,
+                ready.value,
+                ready.log_decay,
+                key_mask,
+                None,
+                None,
+                None,
+                None,
+                False,
+                None,
+            ),
+            s.backend,
+        )
+        assert answer.memory is not None
+        kept = state_dtype(key.dtype)
+        decay = None if ready.log_decay is None else ready.log_decay.sum(2).to(kept)
+        count = torch.full((batch,), length, device=key.device) if key_mask is None else key_mask.sum(-1)
+        scale = None if answer.scale is None else answer.scale.to(kept)
+        return Summary(answer.memory.to(kept), scale, decay, count, s.origin)

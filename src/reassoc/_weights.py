@@ -1,0 +1,81 @@
+"""The weights that an operator implies: what one would look at, not what one would compute with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._normalize import divide, settle, unscale
+from ._prepare import Keys, check_mask, check_tensor, key_heads, query_features, settings
+from .feature_maps import FeatureMap
+from .kernels.additive.problem import Problem
+from .kernels.additive.reference import weights
+from .rules import Rule
+
+
+def attention_matrix(
+    query: Tensor,
+    key: Tensor,
+    feature_map: FeatureMap | str = "elu+1",
+    *,
+    rule: Rule | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    key_mask: Tensor | None = None,
+    normalize: str | None = None,
+    eps: float = 0.0,
+    undefined: str = "nan",
+    rows: slice | None = None,
+) -> Tensor:
+    """The matrix W with ``linear_attention(query, key, value, ...) = W @ value``. Quadratic.
+
+    Signed maps give negative weights here, as they are.
+
+    Args:
+        query: ``(B, H, N, d)``. key: ``(B, G, M, d)``.
+        rows: a slice of query positions, for a part of a long sequence; default all.
+        feature_map, rule, causal, window, key_mask, normalize, eps, undefined: as in
+            :func:`reassoc.linear_attention`.
+
+    Returns:
+        ``(B, H, n, M)`` in the query's dtype, computed in float64. Undefined rows as ``undefined`` says.
+    """
+    check_tensor("query", query, ("B", "H", "N", "d"))
+    batch, heads, length, dim = query.shape
+    check_tensor("key", key, (batch, "G", "M", dim), query)
+    groups, keys = key.shape[1:3]
+    s = settings(
+        feature_map, dim, rule=rule, normalize=normalize, window=window, eps=eps, undefined=undefined,
+        backend="reference",
+    )  # fmt: skip
+    key_heads(heads, groups, s.map)
+    check_mask("key_mask", key_mask, (batch, keys), key.device)
+    if (causal and length != keys) or (window is not None and not causal):
+        raise ValueError(f"causal needs N == M (got {length}, {keys}), and window needs causal=True")
+    rows = slice(None) if rows is None else rows
+    with torch.autocast(query.device.type, enabled=False):
+        features, empty = query_features(query, s, groups, torch.float64)
+        ready = Keys(key, key[..., :0], key_mask, s, torch.float64)
+        problem = Problem(
+            features,
+            ready.features,
+            ready.value,
+            ready.log_decay,
+            key_mask,
+            None,
+            None,
+            None,
+            None,
+            causal,
+            window,
+        )
+        found, _, scale = weights(problem, rows)
+        empty = None if empty is None else empty[:, :, rows]
+        if s.has_z:
+            read = torch.cat([found, found.sum(-1, keepdim=True)], dim=-1)
+            found = divide(read, scale, s.eps, s.undefined, empty)
+        else:
+            found = unscale(found, scale)
+            if empty is not None:
+                found = settle(found, empty[..., None], s.undefined, "the query's features sum to zero")
+    return found.to(query.dtype)

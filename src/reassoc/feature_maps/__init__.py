@@ -1,0 +1,101 @@
+"""Feature maps: how a key, and a query, becomes r numbers. See docs of each class for its kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .base import ExponentialMap, FeatureMap
+from .calibration import Calibrator
+from .deterministic import DPFP, TaylorFeatures
+from .elementwise import ELU1, Exp, Identity, ReLU, Softmax, SquaredReLU
+from .generalized import GeneralizedFeatures
+from .learned import Hedgehog, LearnedReLU
+from .positive import PositiveFeatures
+from .projections import orthogonalize
+from .random import RandomFeatures
+from .trigonometric import TrigonometricFeatures
+
+__all__ = [
+    "DPFP",
+    "ELU1",
+    "Calibrator",
+    "Exp",
+    "ExponentialMap",
+    "FeatureMap",
+    "GeneralizedFeatures",
+    "Hedgehog",
+    "Identity",
+    "LearnedReLU",
+    "PositiveFeatures",
+    "RandomFeatures",
+    "ReLU",
+    "Softmax",
+    "SquaredReLU",
+    "TaylorFeatures",
+    "TrigonometricFeatures",
+    "make",
+    "names",
+    "orthogonalize",
+]
+
+_MAPS: dict[str, tuple[type[FeatureMap], dict[str, Any]]] = {
+    "identity": (Identity, {}),
+    "elu+1": (ELU1, {}),
+    "relu": (ReLU, {}),
+    "relu^2": (SquaredReLU, {}),
+    "exp": (Exp, {}),
+    "softmax": (Softmax, {}),
+    "taylor": (TaylorFeatures, {}),
+    "trig": (TrigonometricFeatures, {}),
+    "favor+": (PositiveFeatures, {}),
+    "favor++": (PositiveFeatures, {"optimal": True}),
+    "generalized-relu": (GeneralizedFeatures, {"function": "relu"}),
+    "hedgehog": (Hedgehog, {}),
+    "t2r": (LearnedReLU, {}),
+}
+_DPFP_SHOWN = 3
+
+
+def names() -> tuple[str, ...]:
+    """All names that :func:`make` knows; ``dpfp-n`` goes on for any n."""
+    return (*_MAPS, *(f"dpfp-{n}" for n in range(1, _DPFP_SHOWN + 1)))
+
+
+def make(name: str, dim: int, **options: Any) -> FeatureMap:
+    """A feature map by name.
+
+    Args:
+        name: one of :func:`names`.
+        dim: size d of queries and keys.
+        options: passed to the class, for example ``num_features=256, seed=1`` for random maps.
+
+    Raises:
+        ValueError: unknown name (the valid ones are listed).
+        TypeError: an option that the class does not take.
+
+    Example:
+        >>> from reassoc.feature_maps import make
+        >>> make("dpfp-2", 8).feature_dim
+        32
+    """
+    if name.startswith("dpfp-") and name[5:].isdecimal() and int(name[5:]) > 0:
+        return DPFP(dim, int(name[5:]), **options)
+    if name not in _MAPS:
+        raise ValueError(f"unknown feature map {name!r}; known: {', '.join(names())} (dpfp-n for any n)")
+    kind, fixed = _MAPS[name]
+    return kind(dim, **fixed, **options)
+
+
+def parameterless(name: str, dim: int) -> FeatureMap:
+    """A map that a call may name by a string: no parameters and no randomness, so nobody needs to own it.
+
+    Raises:
+        ValueError: unknown, or a random or learned map, which the caller must make and keep.
+    """
+    found = make(name, dim)
+    if isinstance(found, RandomFeatures) or any(True for _ in found.parameters()):
+        raise ValueError(
+            f"feature map {name!r} is random or learned and must be kept by its owner: make it once with "
+            f"reassoc.feature_maps.make({name!r}, dim={dim}) and pass the object"
+        )
+    return found

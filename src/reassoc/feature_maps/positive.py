@@ -1,0 +1,98 @@
+"""Positive random features: unbiased estimates of the softmax kernel that are never negative."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .base import ExponentialMap
+from .random import RandomFeatures
+
+
+class PositiveFeatures(RandomFeatures, ExponentialMap):
+    """FAVOR+: ``m^-1/2 exp(w . x - |x|^2 / 2)``, with expectation ``exp(scale * q . k)``.
+
+    Carried as logarithms: exact for inputs of any norm. (The estimate is what it is: its relative
+    variance grows like ``exp(|x + y|^2)``; see ``reassoc fidelity``.)
+
+    Args:
+        dim: d.
+        num_features: number m of projections; default ``ceil(d ln d)``. r = m, hyperbolic 2m.
+        orthogonal: rows orthogonal in blocks of d.
+        norms: ``"chi"``, or ``"sqrt_dim"`` for the regularised kernel SMREG (biased for softmax).
+        hyperbolic: both ``w`` and ``-w``: antithetic pairs, less variance a feature where x + y is small.
+        optimal: FAVOR++, ``(1-4A)^(d/4) m^-1/2 exp(A|w|^2 + sqrt(1-4A) w.x - |x|^2/2)``, with A <= 0
+            set from data by :meth:`calibrate_`; before that A is 0, which is FAVOR+.
+        scale, seed, projections, heads: see :class:`reassoc.feature_maps.random.RandomFeatures`.
+
+    Sources: Choromanski et al. 2021, lemma 1 and section 2.4; Likhosherstov et al. 2022 (optimal).
+    """
+
+    name = "favor+"
+    nonnegative = True
+
+    def __init__(
+        self,
+        dim: int,
+        num_features: int | None = None,
+        *,
+        orthogonal: bool = True,
+        norms: str = "chi",
+        hyperbolic: bool = False,
+        optimal: bool = False,
+        scale: float | None = None,
+        seed: int = 0,
+        projections: Tensor | None = None,
+        heads: int | None = None,
+    ) -> None:
+        if optimal and norms == "sqrt_dim":
+            raise ValueError(
+                "optimal=True needs norms='chi': its weights are for Gaussian projections, "
+                "norms='sqrt_dim' estimates another kernel"
+            )
+        self.hyperbolic, self.optimal = hyperbolic, optimal
+        super().__init__(
+            dim, num_features, per_projection=2 if hyperbolic else 1, orthogonal=orthogonal, norms=norms,
+            scale=scale, seed=seed, projections=projections, heads=heads,
+        )  # fmt: skip
+
+    @property
+    def papers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What to cite for these options."""
+        return ("choromanski2021", "likhosherstov2022") if self.optimal else ("choromanski2021",)
+
+    def _options(self) -> str:
+        return f", hyperbolic={self.hyperbolic}, optimal={self.optimal}"
+
+    def _tilt(self, dtype: torch.dtype) -> Tensor:
+        """A of the optimal map, ``()`` or ``(G, 1, 1)``, from g = E|x + y|^2."""
+        g, d = self.mean_square.to(dtype), self.dim
+        # Written so that g = 0 keeps its digits.
+        ratio = 2 * d / (2 * g + d + torch.sqrt((2 * g + d) ** 2 + 8 * d * g))
+        return (1 - 1 / ratio) / 8
+
+    def _log_features(self, x: Tensor) -> Tensor:
+        u = self._project(x)
+        offset = -x.square().sum(-1, keepdim=True) / 2 - math.log(self.feature_dim) / 2
+        if self.optimal:
+            tilt = self._tilt(x.dtype)
+            squares = self.projections.to(x.dtype).square().sum(-1)  # (m,) or (G, m)
+            per_row = tilt.squeeze(-1) * squares + (self.dim / 4) * (1 - 4 * tilt.squeeze(-1)).log()
+            per_row = per_row if self.heads is None else per_row[:, None]
+            u = u * (1 - 4 * tilt).sqrt()
+            offset = offset + per_row
+        if self.hyperbolic:
+            return torch.cat([u + offset, offset - u], dim=-1)
+        return u + offset
+
+    def log_query(self, x: Tensor) -> Tensor:
+        """``(..., d) -> (..., r)``; calibrated, without the factor :meth:`log_query_factor`."""
+        return self._log_features(self._queries(x))
+
+    def log_key(self, x: Tensor) -> Tensor:
+        """``(..., d) -> (..., r)``."""
+        keys, weight = self._keys(x)
+        log = self._log_features(keys)
+        return log if weight is None else log + weight

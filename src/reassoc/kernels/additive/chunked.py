@@ -1,0 +1,277 @@
+"""The torch backend: chunks, O(N) memory forward and backward, any device that torch has.
+
+The sequence is walked in segments of many chunks, each one batch of matrix products; between
+segments only the state is kept. Backward recomputes a segment from the state before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..._features import Features
+from ..._layout import padded_batches
+from . import graded, plain
+from .chunks import KeyChunks, cut, scan, write
+from .problem import Answer, Problem
+from .windows import chunk_size, split
+
+SEGMENT = 1024  # positions: long enough to amortize Python, short enough to stay in cache
+
+
+def additive(problem: Problem) -> Answer:
+    """Answer a call of the additive family; see :class:`.problem.Problem`."""
+    if problem.cu_queries is not None:
+        return _packed(problem)
+    problem = _mask(problem)
+    return _causal(problem) if problem.causal else _bidirectional(problem)
+
+
+def _mask(p: Problem) -> Problem:
+    """Hidden keys become zero features that do not decay; one-sided logarithms become two-sided."""
+    key, log_decay = p.key, p.log_decay
+    if p.exponential and key.log is None:
+        key = Features(key.mantissa, p.value.new_zeros(1).expand(*p.value.shape[:-1], 1))
+    if p.key_mask is not None:
+        visible = p.key_mask[:, None, :, None]
+        key = key.hide(visible)
+        log_decay = None if log_decay is None else log_decay.masked_fill(~visible, 0.0)
+    return p._replace(key=key, log_decay=log_decay, key_mask=None)
+
+
+def _graded(p: Problem) -> bool:
+    return p.exponential or (p.log_decay is not None and p.log_decay.shape[-1] > 1)
+
+
+def _start(p: Problem) -> tuple[Tensor, Tensor | None]:
+    """The state before the first key."""
+    if p.memory is not None:
+        return p.memory, p.scale
+    features = max(part.shape[-1] for part in (*p.query, *p.key) if part is not None)
+    batch, heads, _, columns = p.value.shape
+    memory = p.value.new_zeros(batch, heads, features, columns)
+    scale = p.value.new_full((batch, heads, features), -torch.inf) if p.exponential else None
+    return memory, scale
+
+
+def _walk(function: Callable[..., Any], alone: bool, *inputs: Any) -> Any:
+    """Call ``function``; where gradients are wanted and it is one of many, keep only its inputs."""
+    if alone or not torch.is_grad_enabled():
+        return function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
+def _causal(p: Problem) -> Answer:
+    keys, window = p.value.shape[-2], p.window
+    length = p.query.tensor.shape[2]
+    if length == 0:
+        return _nothing_to_read(p)
+    if window is not None:
+        window = min(window, keys)  # a wider one hides nothing, and a power of two is not needed
+        if window == keys and length == keys:
+            window = None
+    chunk = chunk_size(window, length)
+    # A window is recomputed at the start of each segment: at least as long, it at most doubles the work.
+    segment = SEGMENT if window is None else -(-max(SEGMENT, window) // chunk) * chunk
+    query = p.query.map(lambda t: t.unflatten(1, (p.value.shape[1], -1)))
+    memory, scale = _start(p)
+    reads, rows = [], []
+    alone = length <= segment
+    for start in range(0, length, segment):
+        stop = min(start + segment, length)
+        part = _positions(query, start, stop)
+        first = keys - length + start - (0 if window is None else window)
+        last = keys - length + stop
+        run = [*p.key, p.value, p.log_decay]
+        run = [None if t is None else _window_of(t, first, last, hide=(i == 1)) for i, t in enumerate(run)]
+        read, row, memory, scale = _walk(
+            _segment,
+            alone,
+            part,
+            Features(run[0], run[1]),
+            run[2],
+            run[3],
+            memory,
+            scale,
+            chunk,
+            window,
+            _graded(p),
+        )
+        reads.append(read)
+        rows.append(row)
+    log_row = None if rows[0] is None else torch.cat(rows, dim=3).flatten(1, 2)
+    read = torch.cat(reads, dim=3).flatten(1, 2)
+    if p.window is not None:
+        return Answer(read, log_row, None, None)
+    return Answer(read, log_row, memory, scale)
+
+
+def _positions(grouped: Features, start: int, stop: int) -> Features:
+    return grouped.map(lambda t: t[:, :, :, start:stop])
+
+
+def _window_of(x: Tensor, first: int, last: int, hide: bool) -> Tensor:
+    """Positions first..last-1 of axis -2; those before the sequence are zero features."""
+    part = x[..., max(first, 0) : last, :]
+    if first < 0:
+        part = torch.nn.functional.pad(part, (0, 0, -first, 0), value=-torch.inf if hide else 0.0)
+    return part
+
+
+def _segment(
+    query: Features,  # (B, G, P, L, r)
+    key: Features,  # (B, G, L, r), with a window (B, G, W + L, r)
+    value: Tensor,
+    log_decay: Tensor | None,
+    memory: Tensor,
+    scale: Tensor | None,
+    chunk: int,
+    window: int | None,
+    is_graded: bool,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Reads ``(B, G, P, L, c)``, their scale ``(B, G, P, L)``, and the state after the segment."""
+    length = query.tensor.shape[-2]
+    cut_query = query.map(lambda t: cut(t, chunk).transpose(2, 3))
+    size = chunk if window is None else window + length + (-length % chunk)
+    chunks = KeyChunks(
+        Features(
+            None if key.mantissa is None else cut(key.mantissa, size),
+            None if key.log is None else cut(key.log, size, -torch.inf),
+        ),
+        cut(value, size),
+        None if log_decay is None else cut(log_decay, size),
+    )
+    edge = None
+    if window is None:
+        before, memory, scale = scan(write(chunks), memory, scale)
+    else:
+        chunks, before, edge = split(chunks, window, chunk)
+    row: Tensor | None = None
+    if is_graded:
+        read, row = graded.read(cut_query, chunks, before, edge)
+    else:
+        read = plain.read(cut_query.tensor, chunks, before, edge)
+    read = read.transpose(2, 3).flatten(3, 4)[:, :, :, :length]
+    if row is not None:
+        row = row.transpose(2, 3).flatten(3, 4)[:, :, :, :length]
+    return read, row, memory, scale
+
+
+def _bidirectional(p: Problem) -> Answer:
+    """Every query reads the final state."""
+    keys, length = p.value.shape[-2], p.query.tensor.shape[2]
+    memory, scale = _start(p)
+    step = 4 * SEGMENT
+
+    def gather(
+        key: Features, value: Tensor, log_decay: Tensor | None, memory: Tensor, scale: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        def whole(t: Tensor) -> Tensor:
+            return t[:, :, None]
+
+        decay = None if log_decay is None else whole(log_decay)
+        written = write(KeyChunks(key.map(whole), whole(value), decay))
+        return scan(written, memory, scale)[1:]
+
+    for start in range(0, keys, step):
+        run = [None if t is None else t[:, :, start : start + step] for t in (*p.key, p.value, p.log_decay)]
+        memory, scale = _walk(gather, keys <= step, Features(run[0], run[1]), run[2], run[3], memory, scale)
+    if length == 0:
+        return _nothing_to_read(p)._replace(memory=memory, scale=scale)
+    query = p.query.map(lambda t: t.unflatten(1, (p.value.shape[1], -1)))
+    reads, rows = [], []
+    for start in range(0, length, step):
+        part = _positions(query, start, start + step)
+        read, row = _walk(read_state, length <= step, part, memory, scale)
+        reads.append(read)
+        rows.append(row)
+    log_row = None if rows[0] is None else torch.cat(rows, dim=3).flatten(1, 2)
+    return Answer(torch.cat(reads, dim=3).flatten(1, 2), log_row, memory, scale)
+
+
+def read_state(
+    query: Features,  # (B, G, P, N, r or 1)
+    memory: Tensor,  # (B, G, r, c)
+    scale: Tensor | None,  # (B, G, r)
+) -> tuple[Tensor, Tensor | None]:
+    """Reads ``(B, G, P, N, c)`` and their scale ``(B, G, P, N)`` (``None``: zero) from one state."""
+    row: Tensor | None = None
+    left = query.mantissa
+    if scale is not None:
+        log = scale[:, :, None, None] if query.log is None else query.log + scale[:, :, None, None]
+        row = log.detach().amax(-1)
+        row = torch.where(row == -torch.inf, 0.0, row)
+        weight = (log - row[..., None]).exp()
+        left = weight if left is None else left * weight
+        row = row.expand(left.shape[:-1])
+    assert left is not None
+    return (left.flatten(2, 3) @ memory).unflatten(2, left.shape[2:4]), row
+
+
+def _nothing_to_read(p: Problem) -> Answer:
+    """The answer for no queries; the state passes through."""
+    batch, columns, heads = p.value.shape[0], p.value.shape[-1], p.query.tensor.shape[1]
+    memory, scale = _start(p)
+    read = p.value.new_zeros(batch, heads, 0, columns)
+    row = p.value.new_zeros(batch, heads, 0) if p.exponential else None
+    if p.window is not None:
+        return Answer(read, row, None, None)
+    return Answer(read, row, memory, scale)
+
+
+def _packed(p: Problem) -> Answer:
+    """Packed sequences as a few padded batches of sequences of similar length."""
+    assert p.cu_queries is not None and p.cu_keys is not None
+    memory, scale = _start(p._replace(memory=None)) if p.memory is None else (p.memory, p.scale)
+    count = p.cu_queries.shape[0] - 1
+    memory, scale = (
+        memory.expand(count, *memory.shape[1:]),
+        None if scale is None else scale.expand(count, *scale.shape[1:]),
+    )
+    total = p.query.tensor.shape[2]
+    heads = p.query.tensor.shape[1]
+    read = p.value.new_zeros(total, heads, p.value.shape[-1])
+    log_row = p.value.new_zeros(total, heads) if p.exponential else None
+    memories, scales, order = [], [], []
+    for batch in padded_batches(p.cu_queries, p.cu_keys):
+
+        def queries(t: Tensor, index: Tensor = batch.queries) -> Tensor:
+            return t[0][:, index].transpose(0, 1)
+
+        def keys(t: Tensor, index: Tensor = batch.keys) -> Tensor:
+            return t[0][:, index].transpose(0, 1)
+
+        mask = batch.key_mask if p.key_mask is None else batch.key_mask & p.key_mask[0][batch.keys]
+        part = p._replace(
+            query=p.query.map(queries),
+            key=p.key.map(keys),
+            value=keys(p.value),
+            log_decay=None if p.log_decay is None else keys(p.log_decay),
+            key_mask=mask,
+            cu_queries=None,
+            cu_keys=None,
+            memory=memory[batch.sequences],
+            scale=None if scale is None else scale[batch.sequences],
+        )
+        answer = additive(part)
+        places = batch.queries[batch.query_mask]
+        read = read.index_copy(0, places, answer.read.transpose(1, 2)[batch.query_mask])
+        if log_row is not None and answer.log_row is not None:
+            log_row = log_row.index_copy(0, places, answer.log_row.transpose(1, 2)[batch.query_mask])
+        memories.append(answer.memory)
+        scales.append(answer.scale)
+        order.append(batch.sequences)
+    read = read.transpose(0, 1)[None]
+    log_row = None if log_row is None else log_row.transpose(0, 1)[None]
+    if p.window is not None:
+        return Answer(read, log_row, None, None)
+    if not order:
+        return Answer(read, log_row, memory, scale)
+    back = torch.cat(order).argsort()
+    memory = torch.cat([m for m in memories if m is not None])[back]
+    scale = torch.cat([s for s in scales if s is not None])[back] if p.exponential else None
+    return Answer(read, log_row, memory, scale)

@@ -1,0 +1,1 @@
+"""Experiments: what softmax attention saw in a model, and how well kernel attention reproduces it."""

@@ -1,0 +1,226 @@
+"""Capturing activations: run a pretrained model over a text and keep what its softmax attention received."""
+
+import contextlib
+import importlib.metadata
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ._errors import InputError
+from ._pretrained import Pretrained, file_sha256, find_pretrained
+from ._recorder import Recorder, recording
+from ._sites import Site
+from ._text import read_text, token_sequences
+from .activations import Activations, load_activations, save_activations
+
+_BATCH_TOKENS = 1024  # keeps the score matrices of a batch small beside the model itself
+
+
+def capture(
+    model: str | os.PathLike[str],
+    text_file: str | os.PathLike[str],
+    layers: Sequence[int] | Literal["all"],
+    tokens: int,
+    *,
+    out: str | os.PathLike[str],
+    gguf: str | None = None,
+    sequence_length: int = 256,
+    heads: Sequence[int] | None = None,
+    prefix: str | None = None,
+    progress: bool | None = None,
+) -> Activations:
+    """Run a model over a text and write the queries, keys and values of its attention layers to a file.
+
+    ```python
+    capture("models/all-MiniLM-L6-v2", "text.txt", layers=[0, 5], tokens=4096, out="minilm.safetensors")
+    ```
+
+    Works for every transformers model whose attention goes through the library's attention interface (of an
+    encoder-decoder, the encoder). Queries and keys are kept after the rotary embedding, grouped key heads
+    are not repeated. Sequences are never padded. Values are stored in float16; a layer that has values
+    beyond float16's range is stored in float32. Nothing is downloaded and no code that comes with a model is
+    run.
+
+    **Arguments**
+
+    - `model`: folder with configuration, safetensors weights and tokenizer, or a name in the Hugging Face
+      cache.
+    - `text_file`: UTF-8 text; its beginning is used.
+    - `layers`: indices of the layers, or "all".
+    - `tokens`: number of tokens to keep, special tokens included.
+    - `out`: the file to write, replaced in one step at the end.
+    - `gguf`: name of a GGUF file in the folder, to load instead of safetensors weights.
+    - `sequence_length`: tokens of each sequence; the last sequence may be shorter.
+    - `heads`: indices of key heads to keep, each with all its query heads; None keeps all.
+    - `prefix`: what site names begin with, `{prefix}.layer{i}`; the model's name if not given.
+    - `progress`: whether to show a progress bar on standard error; None shows it on a terminal.
+
+    **Returns** the written file, loaded.
+
+    **Raises** `InputError`: for anything in the arguments, the model or the text that makes this impossible.
+    """
+    chosen = None if isinstance(layers, str) and layers == "all" else _indices("layers", layers)
+    kept = None if heads is None else _indices("heads", heads)
+    for name, number in (("tokens", tokens), ("sequence_length", sequence_length)):
+        if number < 1:
+            raise InputError(f"{name} is {number}; expected at least 1")
+    out, text_path = Path(out), Path(text_file)
+    _check_out(out, text_path)
+    text = read_text(text_path)
+    source = find_pretrained(model, gguf)
+    longest = _max_positions(source.load_config())
+    if longest is not None and min(sequence_length, tokens) > longest:
+        raise InputError(
+            f"{source.name}: sequence_length is {sequence_length}; this model takes at most {longest}"
+        )
+    sequences = token_sequences(source.load_tokenizer(), text, text_path.name, tokens, sequence_length)
+    recorder = Recorder(None if chosen is None else frozenset(chosen), kept)
+    with _progress_bar(progress, tokens) as advance:
+        _run(source, sequences, recorder, advance)
+    sites = _sites(source.name, prefix or source.name.split("/")[-1], recorder)
+    options = [
+        *("--model", source.argument, *(["--gguf", gguf] if gguf else [])),
+        *("--text", text_path.name, "--layers", "all" if chosen is None else ",".join(map(str, chosen))),
+        *("--tokens", str(tokens), "--sequence-length", str(sequence_length)),
+        *(["--heads", ",".join(map(str, kept))] if kept else []),
+        *(["--prefix", prefix] if prefix else []),
+        *("--out", out.name),
+    ]
+    provenance = {
+        "model": source.name,
+        "model_sha256": source.sha256(),
+        "text": text_path.name,
+        "text_sha256": file_sha256(text_path),
+        "tokens": tokens,
+        "sequence_length": sequence_length,
+        "stored_as_float32": [site.name for site in sites if site.query.dtype == torch.float32],
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+        "command": shlex.join(["reassoc", "capture", *options]),
+    }
+    save_activations(out, sites, provenance)
+    return load_activations(out)
+
+
+def _run(
+    source: Pretrained, sequences: list[list[int]], recorder: Recorder, advance: Callable[[int], None]
+) -> None:
+    model = source.load_model()
+    if getattr(model.config, "is_encoder_decoder", False):
+        model = model.get_encoder()
+    with recording(model, recorder), torch.inference_mode():
+        for batch in _batches(sequences):
+            ids = torch.tensor(batch)
+            recorder.start_batch()
+            try:
+                model(input_ids=ids, attention_mask=torch.ones_like(ids))
+            except (InputError, MemoryError):
+                raise
+            except Exception as error:  # whatever foreign modeling code does not like about plain text
+                reason = " ".join(str(error).split())
+                raise InputError(
+                    f"{source.name}: {type(model).__name__} failed on the text ({type(error).__name__}: "
+                    f"{reason:.300}); expected a model of text alone. A smaller --sequence-length may help"
+                ) from error
+            if not recorder.seen:
+                raise InputError(
+                    f"{source.name}: nothing was captured, {type(model).__name__} does not send its "
+                    "attention through the attention interface of transformers; this model cannot be captured"
+                )
+            missing = sorted((recorder.layers or frozenset()) - recorder.seen.keys())
+            if missing:
+                raise InputError(
+                    f"{source.name}: no attention in layer {missing[0]}; layers are {_ranges(recorder.seen)}"
+                )
+            advance(ids.numel())
+
+
+def _batches(sequences: list[list[int]]) -> Iterator[list[list[int]]]:
+    # Only the last sequence can be shorter. By itself it needs no padding, and so no padding is ever seen.
+    full = [ids for ids in sequences if len(ids) == len(sequences[0])]
+    size = max(1, _BATCH_TOKENS // len(full[0]))
+    for start in range(0, len(full), size):
+        yield full[start : start + size]
+    if len(full) < len(sequences):
+        yield sequences[len(full) :]
+
+
+def _sites(model: str, prefix: str, recorder: Recorder) -> list[Site]:
+    sites = []
+    for layer, rows in sorted(recorder.sequences.items()):
+        bounds = torch.tensor([0, *(row[0].shape[1] for row in rows)]).cumsum(0)
+        query, key, value = (torch.cat(part, dim=1) for part in zip(*rows, strict=True))
+        dtype = torch.float16 if all(map(_fits_float16, (query, key, value))) else torch.float32
+        sites.append(
+            Site(
+                name=f"{prefix}.layer{layer}",
+                query=query.to(dtype),
+                key=key.to(dtype),
+                value=value.to(dtype),
+                cu_seqlens=bounds.to(torch.int32),
+                causal=recorder.causal[layer],
+                scale=recorder.scale[layer],
+                model=model,
+                layer=layer,
+                key_heads=recorder.key_heads[layer],
+                query_heads=recorder.query_heads[layer],
+            )
+        )
+    return sites
+
+
+def _fits_float16(x: Tensor) -> bool:
+    return bool((x.abs() <= torch.finfo(torch.float16).max).all())
+
+
+def _max_positions(config: Any) -> int | None:
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _indices(name: str, values: Sequence[int] | str) -> tuple[int, ...]:
+    if (
+        isinstance(values, str)
+        or not all(type(value) is int and value >= 0 for value in values)
+        or not values
+    ):
+        raise InputError(f"{name} is {values!r}; expected a list of indices from 0 up, such as [0, 2]")
+    return tuple(sorted(set(values)))
+
+
+def _ranges(layers: Sequence[int] | dict[int, Any]) -> str:
+    found = sorted(layers)
+    if found == list(range(found[0], found[-1] + 1)):
+        return f"{found[0]} to {found[-1]}"
+    return ", ".join(map(str, found))
+
+
+def _check_out(out: Path, text: Path) -> None:
+    # Before minutes of work, not after them.
+    if out.is_dir():
+        raise InputError(
+            f"{out}: is a folder; --out takes the file to write, such as activations.safetensors"
+        )
+    if not out.parent.is_dir():
+        raise InputError(f"{out}: the folder {out.parent} does not exist; create it first")
+    if out.exists() and text.exists() and out.samefile(text):
+        raise InputError(f"{out}: is the text file itself; choose another --out")
+
+
+@contextlib.contextmanager
+def _progress_bar(show: bool | None, total: int) -> Iterator[Callable[[int], None]]:
+    show = sys.stderr.isatty() if show is None else show
+    if not show:
+        yield lambda tokens: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("capturing tokens", total=total)
+        yield lambda tokens: bar.advance(task, tokens)
