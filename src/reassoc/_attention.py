@@ -224,7 +224,8 @@ def _prepend_tail(
         past = past.to(new.dtype)
         if places is None:
             whole = torch.cat([past, new], dim=axis)
-            kept[name] = whole.narrow(axis, whole.shape[axis] - length, length)
+            # A copy: a view would keep the whole piece alive in the state.
+            kept[name] = whole.narrow(axis, whole.shape[axis] - length, length).clone()
         else:
             flat = past.transpose(0, axis - 1).flatten(axis - 1, axis)[None]
             whole = torch.cat([flat, new], dim=axis).index_select(axis, places.gather)

@@ -182,7 +182,8 @@ def balance(query_covariance: Tensor, key_covariance: Tensor) -> Tensor:
 def _power(matrix: Tensor, exponent: float) -> Tensor:
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     smallest = values.amax(-1, keepdim=True) * 1e-12
-    return (vectors * values.clamp(min=smallest).pow(exponent)[..., None, :]) @ vectors.mT
+    powered: Tensor = (vectors * values.clamp(min=smallest).pow(exponent)[..., None, :]) @ vectors.mT
+    return powered
 
 
 def _plain(moments: Moments) -> Tensor:

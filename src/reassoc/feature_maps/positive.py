@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .base import ExponentialMap
 from .random import RandomFeatures
+from .variance import optimal_variance, pairwise_sums, positive_variance
 
 
 class PositiveFeatures(RandomFeatures, ExponentialMap):
@@ -86,6 +87,30 @@ class PositiveFeatures(RandomFeatures, ExponentialMap):
         if self.hyperbolic:
             return torch.cat([u + offset, offset - u], dim=-1)
         return u + offset
+
+    def relative_variance(self, query: Tensor, key: Tensor) -> Tensor:
+        """Predicted variance of the kernel estimate over draws, relative to ``exp(scale q.k)^2``.
+
+        Args:
+            query: ``(..., N, d)``. key: ``(..., M, d)``; with ``heads``, G on axis -3.
+
+        Returns:
+            float64 ``(..., N, M)``. Above about 1 an estimate is worthless: most draws miss the few
+            projections that carry the kernel. For ``optimal`` an upper bound (see variance.py).
+
+        Raises:
+            ValueError: ``norms="sqrt_dim"``, which estimates another kernel.
+        """
+        if self.norms != "chi":
+            raise ValueError(
+                "relative_variance: norms='sqrt_dim' estimates the regularised kernel, not softmax"
+            )
+        x, y = self._queries(query.double()), self._keys(key.double())[0]
+        squares = pairwise_sums(x, y, 1.0)
+        if self.optimal:
+            tilt = self._tilt(torch.float64)
+            return optimal_variance(squares, self.dim, self.num_features, tilt, self.hyperbolic)
+        return positive_variance(squares, self.dim, self.num_features, self.orthogonal, self.hyperbolic)
 
     def log_query(self, x: Tensor) -> Tensor:
         """``(..., d) -> (..., r)``; calibrated, without the factor :meth:`log_query_factor`."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._features import Features
 from .random import RandomFeatures
+from .variance import pairwise_sums, trigonometric_variance
 
 
 class TrigonometricFeatures(RandomFeatures):
@@ -78,6 +79,23 @@ class TrigonometricFeatures(RandomFeatures):
     def key_features(self, x: Tensor) -> Features:
         """Bounded features ``(..., r)`` and one logarithm ``(..., 1)`` for each key."""
         return self._features(*self._keys(x))
+
+    def relative_variance(self, query: Tensor, key: Tensor) -> Tensor:
+        """Predicted variance of the kernel estimate over draws, relative to ``exp(scale q.k)^2``.
+
+        Args:
+            query: ``(..., N, d)``. key: ``(..., M, d)``; with ``heads``, G on axis -3.
+
+        Returns:
+            float64 ``(..., N, M)``; an upper bound where rows are orthogonal.
+
+        Raises:
+            ValueError: ``kernel="gaussian"`` or ``norms="sqrt_dim"``, which estimate other kernels.
+        """
+        if self.kernel != "softmax" or self.norms != "chi":
+            raise ValueError("relative_variance: this map does not estimate the softmax kernel")
+        x, y = self._queries(query.double()), self._keys(key.double())[0]
+        return trigonometric_variance(pairwise_sums(x, y, -1.0), self.num_features)
 
     def query(self, x: Tensor) -> Tensor:
         """``(..., d) -> (..., 2 m)``; calibrated, without the factor :meth:`log_query_factor`."""

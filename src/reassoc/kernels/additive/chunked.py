@@ -213,11 +213,10 @@ def read_state(
 
 
 def _nothing_to_read(p: Problem) -> Answer:
-    """The answer for no queries; the state passes through."""
-    batch, columns, heads = p.value.shape[0], p.value.shape[-1], p.query.tensor.shape[1]
+    """The answer for no queries; the state passes through. Empty, but differentiable like any other."""
     memory, scale = _start(p)
-    read = p.value.new_zeros(batch, heads, 0, columns)
-    row = p.value.new_zeros(batch, heads, 0) if p.exponential else None
+    row = p.query.tensor[..., 0].detach() if p.exponential else None
+    read = p.query.tensor[..., :1] * (p.value.sum((0, 1, 2)) + p.key.tensor.sum())
     if p.window is not None:
         return Answer(read, row, None, None)
     return Answer(read, row, memory, scale)

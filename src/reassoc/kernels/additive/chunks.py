@@ -119,7 +119,8 @@ def scan(
     """The state before every chunk, and after the last."""
     if written.scale is None and written.log_decay is None:
         states = torch.cat([memory[:, :, None], written.memory], dim=2).cumsum(2)
-        return Before(states[:, :, :-1], None), states[:, :, -1], None
+        # A copy: a view would keep the states of every chunk alive for as long as the last one.
+        return Before(states[:, :, :-1], None), states[:, :, -1].clone(), None
     memories, scales = [], []
     for index in range(written.memory.shape[2]):
         memories.append(memory)

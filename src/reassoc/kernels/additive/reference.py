@@ -151,17 +151,15 @@ def _one(p: Problem) -> Answer:
     width = max(part.shape[-1] for part in (*p.query, *p.key) if part is not None)
     step = max(1, BLOCK // max(1, B * H * M * width))
     reads, scales = [], []
-    for start in range(0, N, step):
+    for start in range(0, max(N, 1), step):
         pairs, state, scale = weights(p, slice(start, start + step))
         read = pairs @ value
         if state is not None and memory is not None:
             read = read + state @ memory
         reads.append(read)
         scales.append(scale)
-    read = torch.cat(reads, dim=2) if reads else value.new_zeros(B, H, 0, value.shape[-1])
-    row = None
-    if p.exponential:
-        row = torch.cat([s for s in scales if s is not None], 2) if reads else value.new_zeros(B, H, 0)
+    read = torch.cat(reads, dim=2)
+    row = torch.cat([s for s in scales if s is not None], 2) if p.exponential else None
     if p.window is not None:
         return Answer(read, row, None, None)
     return Answer(read, row, *_final_state(p, width))
