@@ -1,0 +1,224 @@
+"""How far is a kernel from softmax, on these queries, keys and values? The sweep behind the report."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import reassoc
+
+from .._files import atomic_write
+from ._errors import InputError
+from .activations import Activations
+from .candidates import Candidate, candidates
+from .measure import HEAD_COLUMNS, SEED_COLUMNS, Measured, measure
+from .softmax import Split, split
+
+DEFAULT_MAPS = (
+    "mean", "elu+1", "relu", "softmax", "dpfp-1", "taylor", "generalized-relu", "trig:calibrated",
+    "favor+", "favor+:calibrated", "favor++:calibrated",
+)  # fmt: skip
+DEFAULT_WIDTHS = (64, 256, 1024)
+DEFAULT_SEEDS = (0, 1, 2, 3, 4)
+# The plain map at a width that nobody would choose, to compare calibrated ones with.
+YARDSTICK = Candidate("favor+", 4096)
+DEFAULT_TARGET = 0.1
+
+Row = dict[str, Any]
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything a fidelity sweep found.
+
+    Attributes:
+        seeds: one row per site, head, map, width and seed, with ``measure.SEED_COLUMNS``.
+        heads: one row per site, head, map and width, with ``measure.HEAD_COLUMNS`` and costs.
+        manifest: what was measured, with what, how to repeat it.
+    """
+
+    seeds: list[Row]
+    heads: list[Row]
+    manifest: dict[str, Any]
+
+
+def fidelity(
+    activations: Activations,
+    name: str,
+    *,
+    maps: list[str] | None = None,
+    widths: list[int] | None = None,
+    seeds: list[int] | None = None,
+    target: float = DEFAULT_TARGET,
+    resume: Path | None = None,
+    progress: Progress | None = None,
+) -> Results:
+    """Measure every map, width and seed on every head of the input.
+
+    Args:
+        activations: from :func:`reassoc.lab.load_activations` or :func:`reassoc.lab.synthetic`.
+        name: what to call the input in the manifest.
+        maps: ``name[:option...]`` as in :mod:`.candidates`; default a choice of untrained maps, plus
+            ``favor+`` at 4096 features to compare with.
+        widths: numbers of features r for random maps. seeds: draws of each random map.
+        target: relative output error that is good enough.
+        resume: folder for finished parts; a sweep with the same settings continues from there, and
+            the folder is removed at the end.
+        progress: called with (done, total, what is next).
+
+    Raises:
+        InputError: unknown maps, impossible widths, no seeds, or sites too short to divide.
+    """
+    chosen = candidates(
+        list(DEFAULT_MAPS if maps is None else maps), list(DEFAULT_WIDTHS if widths is None else widths)
+    )
+    if maps is None and widths is None:
+        chosen.append(YARDSTICK)
+    seeds = sorted(set(DEFAULT_SEEDS if seeds is None else seeds))
+    if not seeds or seeds[0] < 0:
+        raise InputError("--seeds: give at least one seed, each 0 or more")
+    if not (target > 0 and math.isfinite(target)):
+        raise InputError(f"--target: a relative error above 0, got {target}")
+    manifest = _manifest(activations, name, chosen, seeds, target)
+    parts = _Parts(resume, manifest)
+    seed_rows: list[Row] = []
+    head_rows: list[Row] = []
+    total = len(activations.sites) * len(chosen)
+    done = 0
+    for site in activations.sites:
+        data: Split | None = None
+        for candidate in chosen:
+            if progress is not None:
+                progress(done, total, f"{site.name}  {candidate.name} {candidate.width or ''}")
+            found = parts.get(done)
+            if found is None:
+                data = split(site) if data is None else data
+                found = measure(candidate, data, seeds)
+                parts.put(done, found)
+            about: Row = {
+                "site": site.name,
+                "model": site.model,
+                "layer": site.layer,
+                "causal": site.causal,
+                "map": candidate.name,
+                "features": found.features,
+            }
+            dim, columns = site.query.shape[-1], site.value.shape[-1]
+            cost = {
+                "operations_per_token": 2 * candidate.feature_operations(dim, found.features)
+                + 4 * found.features * (columns + 1),
+                "state_bytes": 4 * found.features * (columns + 1),
+            }
+            for index, head in enumerate(site.query_heads):
+                head_rows.append(
+                    about | {"head": head} | cost | {c: found.heads[c][index] for c in HEAD_COLUMNS}
+                )
+                for seed, values in found.seeds.items():
+                    numbers = {c: values[c][index] for c in SEED_COLUMNS}
+                    seed_rows.append(about | {"head": head, "seed": seed} | numbers)
+            done += 1
+    if progress is not None:
+        progress(total, total, "")
+    parts.finish()
+    return Results(seed_rows, head_rows, manifest)
+
+
+def _manifest(
+    activations: Activations, name: str, chosen: list[Candidate], seeds: list[int], target: float
+) -> dict[str, Any]:
+    return {
+        "format": "reassoc-fidelity-1",
+        "versions": {
+            "reassoc": reassoc.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": {
+            "architecture": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
+        "input": {"name": name, "sha256": activations.sha256, "provenance": activations.provenance},
+        "sites": {
+            site.name: {
+                "model": site.model,
+                "layer": site.layer,
+                "causal": site.causal,
+                "scale": site.scale,
+                "query_heads": list(site.query_heads),
+                "key_heads": list(site.key_heads),
+                "sequence_lengths": site.cu_seqlens.diff().tolist(),
+                "head_size": site.query.shape[-1],
+                "value_size": site.value.shape[-1],
+            }
+            for site in activations.sites
+        },
+        "candidates": [{"map": c.name, "features": c.width} for c in chosen],
+        "seeds": seeds,
+        "target_error": target,
+    }
+
+
+class _Parts:
+    """Finished parts of a sweep on disk, each a whole file, for a run that is interrupted."""
+
+    def __init__(self, folder: Path | None, manifest: dict[str, Any]) -> None:
+        self._folder = None
+        if folder is not None:
+            key = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+            self._folder = folder / f".unfinished-{key}"
+            self._folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, index: int) -> Measured | None:
+        if self._folder is None:
+            return None
+        try:
+            stored = json.loads((self._folder / f"{index:05}.json").read_text())
+            by_seed = {int(seed): columns for seed, columns in stored["seeds"].items()}
+            return Measured(stored["features"], by_seed, stored["heads"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # not there, or damaged: measured again
+
+    def put(self, index: int, found: Measured) -> None:
+        if self._folder is not None:
+            with atomic_write(self._folder / f"{index:05}.json") as path:
+                path.write_text(json.dumps(vars(found)))
+
+    def finish(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def progress_bar(label: str) -> Iterator[Progress | None]:
+    """A progress bar on standard error, if that is a terminal; otherwise nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield update
