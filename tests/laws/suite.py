@@ -69,6 +69,9 @@ EXTRA_MAPS: dict[str, Callable[[int, int], Any]] = {
     "calibrated trig": lambda dim, heads: _calibrated(
         feature_maps.TrigonometricFeatures(dim, 16, heads=heads, seed=7), heads, dim, 0.3, 0.25, 0.15
     ),  # near the inputs that `draw` gives signed maps, so that their denominators stay away from zero
+    "landmark": lambda dim, heads: _calibrated(
+        feature_maps.LandmarkFeatures(dim, 10, landmarks=20, heads=heads, seed=8), heads, dim
+    ),
     "dpfp-3": lambda dim, heads: feature_maps.DPFP(dim, 3),
     "hedgehog per head": lambda dim, heads: _hedgehog(dim, heads),
     "t2r per head": lambda dim, heads: feature_maps.LearnedReLU(dim, 5, heads=heads),
@@ -76,7 +79,7 @@ EXTRA_MAPS: dict[str, Callable[[int, int], Any]] = {
 
 MAPS = tuple(dict.fromkeys([*feature_maps.names(), *EXTRA_MAPS]))
 CORE_MAPS = ("elu+1", "favor+", "identity", "trig")  # plain, exponential, signed, signed with a key weight
-SIGNED_MAPS = ("identity", "trig", "calibrated trig", "trig gaussian", "taylor")
+SIGNED_MAPS = ("identity", "trig", "calibrated trig", "trig gaussian", "taylor", "landmark")
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from .calibration import Calibrator
 from .deterministic import DPFP, TaylorFeatures
 from .elementwise import ELU1, Exp, Identity, ReLU, Softmax, SquaredReLU
 from .generalized import GeneralizedFeatures
+from .landmark import LandmarkFeatures
 from .learned import Hedgehog, LearnedReLU
 from .positive import PositiveFeatures
 from .projections import orthogonalize
@@ -25,6 +26,7 @@ __all__ = [
     "GeneralizedFeatures",
     "Hedgehog",
     "Identity",
+    "LandmarkFeatures",
     "LearnedReLU",
     "PositiveFeatures",
     "RandomFeatures",
@@ -50,6 +52,7 @@ _MAPS: dict[str, tuple[type[FeatureMap], dict[str, Any]]] = {
     "favor+": (PositiveFeatures, {}),
     "favor++": (PositiveFeatures, {"optimal": True}),
     "generalized-relu": (GeneralizedFeatures, {"function": "relu"}),
+    "landmark": (LandmarkFeatures, {}),
     "hedgehog": (Hedgehog, {}),
     "t2r": (LearnedReLU, {}),
 }
@@ -93,9 +96,10 @@ def parameterless(name: str, dim: int) -> FeatureMap:
         ValueError: unknown, or a random or learned map, which the caller must make and keep.
     """
     found = make(name, dim)
-    if isinstance(found, RandomFeatures) or any(True for _ in found.parameters()):
+    owned = isinstance(found, RandomFeatures | LandmarkFeatures) or any(True for _ in found.parameters())
+    if owned:
         raise ValueError(
-            f"feature map {name!r} is random or learned and must be kept by its owner: make it once with "
-            f"reassoc.feature_maps.make({name!r}, dim={dim}) and pass the object"
+            f"feature map {name!r} is random, fitted or learned and must be kept by its owner: make it once "
+            f"with reassoc.feature_maps.make({name!r}, dim={dim}) and pass the object"
         )
     return found

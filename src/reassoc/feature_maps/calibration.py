@@ -56,11 +56,8 @@ class Moments(NamedTuple):
     products: Tensor
 
     @staticmethod
-    def of(x: Tensor, keep: Tensor | None) -> Moments:
-        """Of rows ``(h, n, d)``; ``keep`` bool ``(h, n)``."""
-        x = x.detach().to("cpu", torch.float64)
-        kept = torch.ones(x.shape[:2]) if keep is None else keep.to("cpu")
-        x = torch.where(kept[..., None].bool(), x, 0.0)
+    def of(x: Tensor, kept: Tensor) -> Moments:
+        """Of rows ``(h, n, d)``, zero where ``kept`` bool ``(h, n)`` is False."""
         return Moments(kept.double().sum(-1, keepdim=True), x.sum(1), x.mT @ x)
 
     def plus(self, other: Moments) -> Moments:
@@ -82,8 +79,9 @@ class Moments(NamedTuple):
         level = plain.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
         share = (dim / (dim + self.rows))[..., None]
         eye = torch.eye(dim, dtype=plain.dtype)
-        # A constant input has no covariance at all: any multiple of the identity will do.
-        floor = torch.where(level > 0, level, 1.0) * 1e-6
+        # A constant input has no covariance but rounding; its size then says what is small.
+        size = _trace(self.products)[:, None, None] / (dim * self.rows[..., None])
+        floor = torch.where(size > 0, size, 1.0) * 1e-6
         return (1 - share) * plain + (share * level + floor) * eye
 
 
@@ -115,35 +113,11 @@ class Calibrator:
         Raises:
             ValueError: shapes that do not fit the map, or NaN or infinity in a row that counts.
         """
-        for name, x in (("query", query), ("key", key)):
-            if x.ndim != 4 or x.shape[-1] != self._dim:
-                raise ValueError(
-                    f"{name} must have shape (B, heads, tokens, {self._dim}), got {tuple(x.shape)}"
-                )
-            if mask is not None and tuple(mask.shape) != (x.shape[0], x.shape[2]):
-                raise ValueError(
-                    f"mask must have shape (B, tokens) = {(x.shape[0], x.shape[2])} to match {name}, "
-                    f"got {tuple(mask.shape)}"
-                )
-        heads = self._heads or 1
-        if self._heads is not None and (key.shape[1] != heads or query.shape[1] % heads):
-            raise ValueError(
-                f"the map has heads={heads}: key must have {heads} heads and query a multiple, got "
-                f"{key.shape[1]} and {query.shape[1]}"
-            )
-        new = []
-        for name, x in (("query", query), ("key", key)):
-            rows = x.unflatten(1, (heads, -1)).transpose(0, 1).flatten(1, 3)
-            keep = None
-            if mask is not None:
-                keep = mask[:, None].expand(-1, x.shape[1], -1).unflatten(1, (heads, -1))
-                keep = keep.transpose(0, 1).flatten(1, 3)
-            moments = Moments.of(rows * self._scale**0.5, keep)
-            if not moments.products.isfinite().all():
-                raise ValueError(f"{name} holds NaN or infinity in a row that is not masked")
-            new.append(moments)
-        self._queries = new[0] if self._queries is None else self._queries.plus(new[0])
-        self._keys = new[1] if self._keys is None else self._keys.plus(new[1])
+        new = {}
+        for name, (rows, kept) in rows_per_head(query, key, mask, self._dim, self._heads).items():
+            new[name] = Moments.of(rows * self._scale**0.5, kept)
+        self._queries = new["query"] if self._queries is None else self._queries.plus(new["query"])
+        self._keys = new["key"] if self._keys is None else self._keys.plus(new["key"])
         return self
 
     def finish(self) -> None:
@@ -170,6 +144,42 @@ class Calibrator:
                 mean_square=found.mean_square.reshape(()),
             )  # fmt: skip
         self._deliver(found)
+
+
+def rows_per_head(
+    query: Tensor, key: Tensor, mask: Tensor | None, dim: int, heads: int | None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """A calibration batch by key head: for "query" and "key" rows ``(h, n, d)``, and which of them count.
+
+    float64 on the CPU and bool ``(h, n)``, h = heads or 1; rows that do not count are zero.
+
+    Raises:
+        ValueError: shapes that do not fit, or NaN or infinity in a row that counts.
+    """
+    for name, x in (("query", query), ("key", key)):
+        if x.ndim != 4 or x.shape[-1] != dim:
+            raise ValueError(f"{name} must have shape (B, heads, tokens, {dim}), got {tuple(x.shape)}")
+        if mask is not None and tuple(mask.shape) != (x.shape[0], x.shape[2]):
+            raise ValueError(
+                f"mask must have shape (B, tokens) = {(x.shape[0], x.shape[2])} to match {name}, "
+                f"got {tuple(mask.shape)}"
+            )
+    if heads is not None and (key.shape[1] != heads or query.shape[1] % heads):
+        raise ValueError(
+            f"the map has heads={heads}: key must have {heads} heads and query a multiple, got "
+            f"{key.shape[1]} and {query.shape[1]}"
+        )
+    found = {}
+    for name, x in (("query", query), ("key", key)):
+        real = torch.ones(x.shape[0], x.shape[2], dtype=torch.bool) if mask is None else mask.cpu()
+        kept = real[:, None].expand(-1, x.shape[1], -1)
+        rows = x.detach().to("cpu", torch.float64).masked_fill(~kept[..., None], 0.0)
+        if not rows.isfinite().all():
+            raise ValueError(f"{name} holds NaN or infinity in a row that is not masked")
+        shape = (heads or 1, -1)
+        rows, kept = (t.unflatten(1, shape).transpose(0, 1).flatten(1, 3) for t in (rows, kept))
+        found[name] = (rows, kept)
+    return found
 
 
 def balance(query_covariance: Tensor, key_covariance: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class RandomFeatures(FeatureMap):
                 )
             num_features = count
         elif num_features is None:
-            num_features = max(1, math.ceil(dim * math.log(dim)))
+            num_features = default_projections(dim)
         if not isinstance(num_features, int) or num_features < 1:
             raise ValueError(f"num_features must be a positive integer, got {num_features!r}")
         super().__init__(dim, per_projection * num_features, heads)
@@ -125,10 +125,10 @@ class RandomFeatures(FeatureMap):
         self._calibrated = bool(calibrated)
         source = f"seed={self._seed}, draw={self._draws}"
         if self.given:
-            source = f"projections={_digest(self.projections)}"
+            source = f"projections={digest(self.projections)}"
         learned = ""
         if self._calibrated:
-            learned = f", calibration={_digest(*(getattr(self, n) for n in Calibration._fields))}"
+            learned = f", calibration={digest(*(getattr(self, n) for n in Calibration._fields))}"
         self._fingerprint = (
             f"{self.name}(dim={self.dim}, num_features={self.num_features}, heads={self.heads}, "
             f"scale={self.scale:.17g}, orthogonal={self.orthogonal}, norms={self.norms}{self._options()}, "
@@ -207,7 +207,13 @@ def _remember(module: RandomFeatures, _: object) -> None:
     module._remember()
 
 
-def _digest(*tensors: Tensor) -> str:
+def default_projections(dim: int) -> int:
+    """``ceil(d ln d)``, what uniform convergence asks for (Choromanski et al. 2021, theorem 4)."""
+    return max(1, math.ceil(dim * math.log(dim)))
+
+
+def digest(*tensors: Tensor) -> str:
+    """A short name for numbers, the same on every machine that holds the same ones."""
     digest = hashlib.sha256()
     for tensor in tensors:
         numbers = tensor.detach().cpu().to(torch.float64).flatten().tolist()

@@ -5,6 +5,7 @@ A candidate is written ``name[:option[:option]]``, for example ``favor+:calibrat
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,12 +18,13 @@ OPTIONS = {
     "hyperbolic": "antithetic pairs of positive features",
     "iid": "independent instead of orthogonal projections",
 }
-RANDOM = ("trig", "favor+", "favor++", "generalized-relu")
+RANDOM = ("trig", "favor+", "favor++", "generalized-relu", "landmark")
 CALIBRATED = ("trig", "favor+", "favor++")
 LEARNED = ("hedgehog", "t2r")
 
 
 MEAN = "mean"
+LANDMARKS = 256  # the default of LandmarkFeatures
 
 
 class MeanOfValues(FeatureMap):
@@ -71,6 +73,11 @@ class Candidate:
         return self.base in RANDOM
 
     @property
+    def calibrated(self) -> bool:
+        """Whether the map learns from the calibration half."""
+        return "calibrated" in self.options or self.base == "landmark"
+
+    @property
     def per_projection(self) -> int:
         """Features that one projection yields."""
         return 2 if self.base == "trig" or "hyperbolic" in self.options else 1
@@ -82,6 +89,8 @@ class Candidate:
         if not self.random:
             return make(self.base, dim, **({"heads": heads} if self.base in LEARNED else {}))
         assert self.width is not None
+        if self.base == "landmark":
+            return make(self.base, dim, num_features=self.width, scale=scale, seed=seed, heads=heads)
         options = {"hyperbolic": True} if "hyperbolic" in self.options else {}
         return make(
             self.base, dim, num_features=self.width // self.per_projection, scale=scale, seed=seed,
@@ -90,9 +99,12 @@ class Candidate:
 
     def feature_operations(self, dim: int, features: int) -> int:
         """Multiplications and additions to make the features of one vector; transcendentals count 10."""
+        if self.base == "landmark":
+            rank = (math.isqrt(8 * features + 1) - 1) // 2
+            return 2 * LANDMARKS * (dim + rank) + 10 * LANDMARKS + 2 * features
         if self.base in RANDOM:
             projections = features // self.per_projection
-            calibration = 2 * dim * dim if "calibrated" in self.options else 0
+            calibration = 2 * dim * dim if self.calibrated else 0
             return 2 * projections * dim + 2 * dim + calibration + 10 * features
         if self.base in LEARNED:
             return 2 * dim * features + 10 * features
@@ -133,7 +145,7 @@ def _canonical(text: str) -> str:
     for option in options:
         if option not in OPTIONS:
             raise InputError(f"--maps: unknown option {option!r} in {text!r}; known: {', '.join(OPTIONS)}")
-        allowed = {"calibrated": CALIBRATED, "hyperbolic": ("favor+", "favor++"), "iid": RANDOM}[option]
+        allowed = {"calibrated": CALIBRATED, "hyperbolic": ("favor+", "favor++"), "iid": RANDOM[:-1]}[option]
         if base not in allowed:
             raise InputError(f"--maps: option {option!r} is for {', '.join(allowed)}, not for {base!r}")
     if base == "favor++" and "calibrated" not in options:

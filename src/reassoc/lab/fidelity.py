@@ -27,7 +27,7 @@ from .softmax import Split, split
 
 DEFAULT_MAPS = (
     "mean", "elu+1", "relu", "softmax", "dpfp-1", "taylor", "generalized-relu", "trig:calibrated",
-    "favor+", "favor+:calibrated", "favor++:calibrated",
+    "favor+", "favor+:calibrated", "favor++:calibrated", "landmark",
 )  # fmt: skip
 DEFAULT_WIDTHS = (64, 256, 1024)
 DEFAULT_SEEDS = (0, 1, 2, 3, 4)

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from .._attention import linear_attention
-from ..feature_maps import FeatureMap, PositiveFeatures, RandomFeatures, TrigonometricFeatures
+from ..feature_maps import (
+    FeatureMap,
+    LandmarkFeatures,
+    PositiveFeatures,
+    RandomFeatures,
+    TrigonometricFeatures,
+)
 from .candidates import Candidate
 from .softmax import Sequence, Split
 
@@ -66,7 +72,7 @@ def measure(candidate: Candidate, data: Split, seeds: list[int]) -> Measured:
     result = Measured(0)
     for seed in used:
         phi = candidate.build(dim, groups, scale, seed).double()
-        if isinstance(phi, RandomFeatures) and "calibrated" in candidate.options:
+        if candidate.calibrated and isinstance(phi, RandomFeatures | LandmarkFeatures):
             calibrator = phi.calibrator()
             for query, key in data.calibration:
                 calibrator.update(query, key)
