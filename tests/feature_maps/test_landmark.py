@@ -36,15 +36,11 @@ def test_the_kernel_is_a_square():
     phi = LandmarkFeatures(8, 28, landmarks=40).double().calibrate_(q, k)
     kernel = phi.query(q) @ phi.key(k).mT
     assert (kernel >= -1e-12 * kernel.abs().amax()).all()
-    root = kernel.clamp(min=0).sqrt()[0, 0]
     assert phi.feature_dim == 28 and phi.rank == 7
-    # A product of two 7-vectors: the root, with its signs, has rank 7; the kernel's rank is at most 28.
-    assert torch.linalg.matrix_rank(kernel[0, 0], rtol=1e-9) <= 28
-    assert root.isfinite().all()
 
 
 def test_it_estimates_the_kernel_itself_and_not_a_multiple():
-    q, k, v = data(1)
+    q, k, _ = data(1)
     phi = LandmarkFeatures(8, 136, landmarks=128).double().calibrate_(q, k)
     true = (phi.scale * q @ k.mT).exp()
     ratio = (phi.query(q) @ phi.key(k).mT).sum(-1) / true.sum(-1)

@@ -40,11 +40,11 @@ def results(heads, *, model=HOSTILE, seeds=(0, 1), provenance=None, site=HOSTILE
         "format": "reassoc-fidelity-1",
         "versions": {"reassoc": "0.1.0", "torch": "2.6.0"},
         "machine": {},
-        "input": {"name": f"{HOSTILE}.safetensors", "sha256": "ab" * 32, "provenance": provenance or {"by": HOSTILE}},
+        "input": {"name": HOSTILE, "sha256": "ab" * 32, "provenance": provenance or {"by": HOSTILE}},
         "sites": {
             site: {
-                "model": model, "layer": None, "causal": True, "scale": 0.2, "query_heads": [0], "key_heads": [0],
-                "sequence_lengths": [7, 9], "head_size": 32, "value_size": 32,
+                "model": model, "layer": None, "causal": True, "scale": 0.2, "query_heads": [0, 1],
+                "key_heads": [0, 1], "sequence_lengths": [7, 9], "head_size": 32, "value_size": 32,
             },
         },
         "seeds": list(seeds),
@@ -172,6 +172,11 @@ def page_of(found):
     from reassoc.lab.report import render
 
     return render(found, "reassoc fidelity", plots(found))
+
+
+def test_an_error_just_beyond_the_target_is_not_rounded_into_it():
+    page = page_of(results([("relu", 8, [0.1019], NAN, NAN)]))
+    assert "<td>0.102</td>" in page
 
 
 def test_figures_are_png_and_svg(written):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from .candidates import MEAN
+from .candidates import MEAN, RANDOM
 from .fidelity import Results, Row
 
 WORTHLESS = 1.0  # relative variance above which one draw's kernel estimate says next to nothing
@@ -84,7 +85,7 @@ def _lines(rows: list[Row], target: float) -> Iterable[Line]:
     for row in rows:
         groups.setdefault((row["map"], row["features"]), []).append(row)
     for (name, features), group in groups.items():
-        errors = [row["output_error"] for row in group]
+        errors = [_or_inf(row["output_error"]) for row in group]
         variances = [v for v in (row["predicted_relative_variance"] for row in group) if v == v]
         yield Line(
             name, features, median(errors), min(errors), max(errors), sum(e <= target for e in errors),
@@ -113,14 +114,14 @@ def _sentences(
         yield (
             f"{model}: none of these will do. No map reaches a median output error of {target:g}; the "
             f"closest, {title(closest)} features, has {closest.median:.2g} (best head {closest.best:.2g}, "
-            f"worst {closest.worst:.2g}). Train a map on this model, or keep softmax."
+            f"worst {closest.worst:.2g}){_scale(closest.median)}. Train a map on this model, or keep softmax."
         )
     if good == 0:
         yield f"For none of the {len(per_head)} heads is any of these untrained maps within {target:g}."
     elif good < len(per_head):
         yield f"{good} of {len(per_head)} heads have a map within {target:g}; for the others keep softmax."
-    yield from _comparisons(lines)
     mean = next((line for line in lines if line.map == MEAN), None)
+    yield from _comparisons(lines, mean)
     if mean is not None:
         worse = [line for line in lines if line.map != MEAN and line.median >= mean.median]
         if worse:
@@ -151,19 +152,45 @@ def _by_map(lines: list[Line]) -> str:
     )
 
 
-def _comparisons(lines: list[Line]) -> Iterable[str]:
-    """Where calibration lets a smaller map beat a larger plain one."""
+def _comparisons(lines: list[Line], mean: Line | None) -> Iterable[str]:
+    """Where a map that learned from data beats larger ones that did not."""
+    limit = math.inf if mean is None else mean.median
+    useful = [line for line in lines if line.median < limit]
     plain = [line for line in lines if line.map == "favor+"]
-    tuned = [line for line in lines if line.map in ("favor+:calibrated", "favor++:calibrated")]
-    for line in sorted(tuned, key=lambda t: (t.features, t.median)):
-        beaten = [p for p in plain if p.features > line.features and p.median > line.median]
-        if beaten:
-            largest = max(beaten, key=lambda p: p.features)
+    pairs = [
+        (large.features / small.features, small, large)
+        for small in useful
+        for large in plain
+        if small.map in ("favor+:calibrated", "favor++:calibrated")
+        and small.features < large.features
+        and small.median < large.median
+    ]
+    if pairs:
+        factor, small, large = max(pairs, key=lambda pair: (pair[0], -pair[1].median))
+        yield (
+            f"Calibration pays: {title(small)} features ({small.median:.2g}) is closer than the plain map at "
+            f"{large.features:,} ({large.median:.2g}), with {factor:.0f} times fewer."
+        )
+    drawn = [line for line in lines if line.map.split(":")[0] in RANDOM and line.map != "landmark"]
+    if drawn:
+        best = min(drawn, key=lambda line: line.median)
+        fitted = [line for line in useful if line.map == "landmark" and line.median < best.median]
+        if fitted:
+            smallest = min(fitted, key=lambda line: line.features)
             yield (
-                f"{title(line)} features ({line.median:.2g}) is closer than the plain map at "
-                f"{largest.features:,} ({largest.median:.2g}), with "
-                f"{largest.features // line.features} times fewer features."
+                f"Fitting pays more: {title(smallest)} features ({smallest.median:.2g}), fitted to the "
+                "calibration half in closed form, is closer than every random map measured "
+                f"({title(best)}: {best.median:.2g})."
             )
+
+
+def _scale(error: float) -> str:
+    return "; an error of 1 is what an output of zeros has" if error >= 0.5 else ""
+
+
+def _or_inf(error: float) -> float:
+    """An error that is not a number counts as the worst."""
+    return math.inf if error != error else error
 
 
 def title(line: Line) -> str:

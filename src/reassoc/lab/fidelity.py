@@ -74,8 +74,8 @@ def fidelity(
             ``favor+`` at 4096 features to compare with.
         widths: numbers of features r for random maps. seeds: draws of each random map.
         target: relative output error that is good enough.
-        resume: folder for finished parts; a sweep with the same settings continues from there, and
-            the folder is removed at the end.
+        resume: folder for finished parts; a sweep with the same settings continues from there. Call
+            :func:`forget_parts` once the results are written.
         progress: called with (done, total, what is next).
 
     Raises:
@@ -116,9 +116,11 @@ def fidelity(
                 "features": found.features,
             }
             dim, columns = site.query.shape[-1], site.value.shape[-1]
+            # A query head pays for its own features and read, and for its share of its key head's.
+            share = 1 + len(site.key_heads) / len(site.query_heads)
+            work = candidate.feature_operations(dim, found.features) + 2 * found.features * (columns + 1)
             cost = {
-                "operations_per_token": 2 * candidate.feature_operations(dim, found.features)
-                + 4 * found.features * (columns + 1),
+                "operations_per_token": round(share * work),
                 "state_bytes": 4 * found.features * (columns + 1),
             }
             for index, head in enumerate(site.query_heads):
@@ -131,7 +133,6 @@ def fidelity(
             done += 1
     if progress is not None:
         progress(total, total, "")
-    parts.finish()
     return Results(seed_rows, head_rows, manifest)
 
 
@@ -171,14 +172,22 @@ def _manifest(
     }
 
 
+def _parts_folder(folder: Path, manifest: dict[str, Any]) -> Path:
+    key = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+    return folder / f".unfinished-{key}"
+
+
+def forget_parts(folder: Path, results: Results) -> None:
+    """Remove the finished parts of a sweep whose results have been written."""
+    shutil.rmtree(_parts_folder(folder, results.manifest), ignore_errors=True)
+
+
 class _Parts:
     """Finished parts of a sweep on disk, each a whole file, for a run that is interrupted."""
 
     def __init__(self, folder: Path | None, manifest: dict[str, Any]) -> None:
-        self._folder = None
-        if folder is not None:
-            key = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
-            self._folder = folder / f".unfinished-{key}"
+        self._folder = None if folder is None else _parts_folder(folder, manifest)
+        if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, index: int) -> Measured | None:
@@ -195,10 +204,6 @@ class _Parts:
         if self._folder is not None:
             with atomic_write(self._folder / f"{index:05}.json") as path:
                 path.write_text(json.dumps(vars(found)))
-
-    def finish(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

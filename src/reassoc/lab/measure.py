@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ SEED_COLUMNS = (
     "key_gradient_error",
     "value_gradient_error",
     "kl_divergence",
+    "kl_undefined_row_share",
     "total_variation",
     "negative_weight_share",
     "undefined_row_share",
@@ -87,8 +89,8 @@ def measure(candidate: Candidate, data: Split, seeds: list[int]) -> Measured:
             if seed == used[0]:
                 predicted.append(_predicted(phi, sequence))
         result.seeds[seed] = _combine(parts)
-    errors = torch.tensor([result.seeds[s]["output_error"] for s in used])
-    result.heads = {"output_error": errors.median(0).values.tolist()}
+    by_head = zip(*(result.seeds[s]["output_error"] for s in used), strict=True)
+    result.heads = {"output_error": [median(errors) for errors in by_head]}
     result.heads |= _over_seeds(data.judged, outputs, kernels, predicted, len(used) > 1)
     return result
 
@@ -125,7 +127,8 @@ def _one(phi: FeatureMap, s: Sequence) -> tuple[dict[str, Tensor], Tensor, Tenso
         "rows": rows,
         "output": (found - s.output).square().sum((-2, -1)),
         "output_norm": s.output.square().sum((-2, -1)),
-        "kl": kl.sum(-1),
+        "kl": kl.nansum(-1),
+        "kl_rows": positive.sum(-1).double(),
         "tv": (p - ratio).abs().sum(-1).sum(-1) / 2,
         "negative": (ratio < 0).sum((-2, -1)) / visible.sum((-2, -1)) * s.rows,
         "undefined": undefined.sum(-1).double(),
@@ -154,7 +157,8 @@ def _combine(parts: list[dict[str, Tensor]]) -> dict[str, list[float]]:
         "query_gradient_error": relative("query"),
         "key_gradient_error": relative("key"),
         "value_gradient_error": relative("value"),
-        "kl_divergence": total["kl"].sum(0) / rows,
+        "kl_divergence": total["kl"].sum(0) / total["kl_rows"].sum(0),
+        "kl_undefined_row_share": 1 - total["kl_rows"].sum(0) / rows,
         "total_variation": total["tv"].sum(0) / rows,
         "negative_weight_share": total["negative"].sum(0) / rows,
         "undefined_row_share": total["undefined"].sum(0) / rows,

@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .._attention import linear_attention
+from ..feature_maps import LandmarkFeatures, RandomFeatures
 from .candidates import Candidate
 from .fidelity import Progress, Results
 from .tables import write_csv
@@ -63,6 +64,8 @@ def _time(model: str, candidate: Candidate, features: int, site: dict[str, Any])
     query, key = random(heads, site["head_size"]), random(groups, site["head_size"])
     value = random(groups, site["value_size"])
     phi = candidate.build(site["head_size"], groups, site["scale"], 0)
+    if candidate.calibrated and isinstance(phi, RandomFeatures | LandmarkFeatures):
+        phi.calibrate_(query, key)
 
     def kernel() -> object:
         return linear_attention(query, key, value, phi, causal=site["causal"])

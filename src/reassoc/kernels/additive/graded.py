@@ -6,11 +6,12 @@ two exponentials cannot be taken apart at any one origin when ``col`` spans more
 floating point: an origin at the largest key of the chunk underflows the keys before it, which are
 all that an earlier query sees. So:
 
-- every query has its own scale ``c_i``, the largest logarithm it can see, and nothing later enters;
-- a chunk whose span is harmless takes one product with one origin;
-- the others are halved recursively: the keys of a first half and the queries of a second half have a
-  common origin (the half's maximum) at which neither side can overflow. All halves of one size go
-  in one batched product; the work is the triangle's own, only the exponentials are more.
+- a chunk in which every query sees, of every feature, at least e^-SPREAD of the largest, takes one
+  product at one origin: the scale is taken out again exactly, whatever key it came from;
+- in the others every query has its own scale, the largest logarithm it can see, and the triangle is
+  halved recursively: the keys of a first half and the queries of a second half have a common origin
+  (the half's maximum) at which neither side can overflow. All halves of one size go in one batched
+  product; the work is the triangle's own, only the exponentials are more.
 """
 
 from __future__ import annotations
@@ -30,6 +31,21 @@ from .windows import Edge
 SPREAD = 40.0
 
 
+class Logs(NamedTuple):
+    """Logarithms of a segment, zero for bounded features; w is 1 or r.
+
+    Attributes:
+        row: ``(B, G, n, P, C, w)``: of queries. col: ``(B, G, n, C, w)``: of keys.
+        since: ``(B, G, n, C, w)``: decay from the start of the chunk through each position.
+        edge: ``(B, G, n, C, w)``: of the edge's keys, decayed to the start of the chunk, or ``None``.
+    """
+
+    row: Tensor
+    col: Tensor
+    since: Tensor
+    edge: Tensor | None
+
+
 def read(
     query: Features,  # (B, G, n, P, C, r or 1)
     chunks: KeyChunks,
@@ -41,64 +57,147 @@ def read(
     The true reads are ``exp(scale) * read``. The scale carries no gradient.
     """
     key, value, log_decay = chunks
-    zero = value.new_zeros(*value.shape[:-1], 1)  # (B, G, n, C, 1): the logarithm of bounded features
-    row = zero[:, :, :, None] if query.log is None else query.log
-    col = zero if key.log is None else key.log
-    since = zero if log_decay is None else log_decay.cumsum(-2)  # start of the chunk through query i
-    edge_col = between = None
-    if edge is not None:
-        edge_col = zero if edge.chunks.key.log is None else edge.chunks.key.log
-        if edge.log_after is not None and edge.log_between is not None:
-            edge_col, between = edge_col + edge.log_after, edge.log_between[:, :, :, None]
+    zero = value.new_zeros(*value.shape[:-1], 1)
+    logs = Logs(
+        zero[:, :, :, None] if query.log is None else query.log,
+        zero if key.log is None else key.log,
+        zero if log_decay is None else log_decay.cumsum(-2),
+        None if edge is None else _edge_logs(edge, zero),
+    )
+    reads, scale, wide = _by_one_product(query, chunks, before, edge, logs)
+    index = wide.flatten().nonzero()[:, 0]
+    if index.numel() == 0:
+        return reads, scale
 
-    # The largest logarithm visible to query i, per feature. Bounded features keep their own level.
-    if key.log is None:
-        seen, scale = zero, None
-    else:
-        seen = running_max(col.detach(), log_decay)
+    def pick(x: Tensor) -> Tensor:
+        return x.expand(*value.shape[:3], *x.shape[3:]).flatten(0, 2)[index][:, None, None]
+
+    def maybe(x: Tensor | None) -> Tensor | None:
+        return None if x is None else pick(x)
+
+    some = KeyChunks(key.map(pick), pick(value), maybe(log_decay))
+    exact, exact_scale = _by_halving(
+        query.map(pick), some, Before(pick(before.memory), maybe(before.scale)),
+        None if edge is None else edge.chunks.key.map(pick),
+        None if edge is None else pick(edge.chunks.value),
+        Logs(pick(logs.row), pick(logs.col), pick(logs.since), maybe(logs.edge)),
+    )  # fmt: skip
+    reads = _put(reads, index, exact)
+    if scale is not None and exact_scale is not None:
+        scale = _put(scale, index, exact_scale)
+    return reads, scale
+
+
+def _edge_logs(edge: Edge, zero: Tensor) -> Tensor:
+    log = zero if edge.chunks.key.log is None else edge.chunks.key.log
+    if edge.log_after is not None and edge.log_between is not None:
+        log = log + edge.log_after + edge.log_between[:, :, :, None]
+    return log
+
+
+def _put(x: Tensor, index: Tensor, new: Tensor) -> Tensor:
+    put: Tensor = x.flatten(0, 2).index_copy(0, index, new.flatten(0, 2)).unflatten(0, x.shape[:3])
+    return put
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Maximum over the positions of each chunk, kept as an axis of one; no gradient."""
+    return x.detach().amax(-2, keepdim=True)
+
+
+def _by_one_product(
+    query: Features, chunks: KeyChunks, before: Before, edge: Edge | None, logs: Logs
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Reads, scale, and bool ``(B, G, n)``: the chunks for which they are not to be used."""
+    exponential = chunks.key.log is not None
+    # Decays too long to count from the start of the chunk make it wide; the bound keeps them finite.
+    since = logs.since.clamp(min=-2 * SPREAD)
+    wide = since.detach().amin((-2, -1)) < -SPREAD
+    row, col = logs.row + since[:, :, :, None], logs.col - since
+    origin = _largest(col)
+    if exponential:
+        # Visible to every query of the chunk: the first key, and everything before the chunk.
+        floor = col.detach()[..., :1, :]
         if before.scale is not None:
-            seen = torch.maximum(seen, before.scale[:, :, :, None] + since.detach())
-        if edge_col is not None:
-            suffix = edge_col.detach().flip(-2).cummax(-2).values.flip(-2)
+            origin = torch.maximum(origin, before.scale[:, :, :, None])
+            floor = torch.maximum(floor, before.scale[:, :, :, None])
+        if logs.edge is not None:
+            origin = torch.maximum(origin, _largest(logs.edge))
+        # A feature that nothing has, anywhere in sight, spans nothing.
+        spread = torch.where(origin == -torch.inf, 0.0, origin - floor)
+        wide = wide | (spread.amax((-2, -1)) > SPREAD)
+        origin = torch.where(origin == -torch.inf, 0.0, origin)
+    row = row + origin[:, :, :, None]
+    scale: Tensor | None = None
+    if exponential:
+        scale = row.detach().amax(-1)
+        row = row - scale[..., None]
+    left = _times(query.mantissa, row.exp())
+    left = left.expand(*left.shape[:-1], before.memory.shape[-2])
+    shape = left.shape[3:5]
+    left = left.flatten(3, 4)
+
+    def triangle(key: Features, log: Tensor) -> Tensor:
+        right = _times(key.mantissa, (log - origin).exp())
+        weight: Tensor = (left @ right.expand(*right.shape[:-1], left.shape[-1]).mT).unflatten(3, shape)
+        return weight
+
+    reads = triangle(chunks.key, col).tril().flatten(3, 4) @ chunks.value
+    # The state's own scale is brought to the origin: r numbers a chunk instead of C r.
+    level = -origin if before.scale is None else before.scale[:, :, :, None] - origin
+    reads = reads + left @ (before.memory * level.mT.exp())
+    if edge is not None and logs.edge is not None:
+        older = triangle(edge.chunks.key, logs.edge)
+        reads = reads + older.triu(1).flatten(3, 4) @ edge.chunks.value
+    return reads.unflatten(3, shape), scale, wide
+
+
+def _by_halving(
+    query: Features,
+    chunks: KeyChunks,
+    before: Before,
+    edge_key: Features | None,
+    edge_value: Tensor | None,
+    logs: Logs,
+) -> tuple[Tensor, Tensor | None]:
+    """The same whatever the logarithms, minus infinity among the decays included."""
+    key, value, log_decay = chunks
+    row, since = logs.row, logs.since[:, :, :, None]
+    scale: Tensor | None = None
+    if key.log is not None:
+        seen = running_max(logs.col.detach(), log_decay)
+        if before.scale is not None:
+            seen = torch.maximum(seen, before.scale[:, :, :, None] + logs.since.detach())
+        if logs.edge is not None:
+            suffix = logs.edge.detach().flip(-2).cummax(-2).values.flip(-2)
             none = torch.full_like(suffix[..., :1, :], -torch.inf)
-            suffix = torch.cat([suffix[..., 1:, :], none], dim=-2) + since.detach()
-            seen = torch.maximum(seen, suffix if between is None else suffix + between.detach())
+            seen = torch.maximum(seen, torch.cat([suffix[..., 1:, :], none], -2) + logs.since.detach())
         scale = (row.detach() + seen[:, :, :, None]).amax(-1)
         scale = torch.where(scale == -torch.inf, 0.0, scale)
         row = row - scale[..., None]
-
-    state_row = row + since[:, :, :, None]
+    state_row = row + since
     if before.scale is not None:
         state_row = state_row + before.scale[:, :, :, None, None]
     left = _times(query.mantissa, _exp(state_row))
     left = left.expand(*left.shape[:-1], before.memory.shape[-2])
     reads = (left.flatten(3, 4) @ before.memory).unflatten(3, left.shape[3:5])
-
-    # One product with decays counted from the start of the chunk, unless they reach too far for that.
-    near = since.clamp(min=-2 * SPREAD)
-    far = near.detach().amin(dim=(-2, -1)) < -SPREAD
-    own, spread = _product(query.mantissa, row + near[:, :, :, None], key, col - near, value, seen - near)
-    exact = Triangle(query.mantissa, row, key.mantissa, col, value, log_decay)
-    reads = reads + _mend(own.tril().flatten(3, 4) @ value, exact, far | (spread > SPREAD))
-    if edge is not None and edge_col is not None:
-        older_row, floor = row + since[:, :, :, None], seen - since
-        if between is not None:
-            older_row, floor = older_row + between[:, :, :, None], floor - between
-        floor = torch.where(seen == -torch.inf, -torch.inf, floor)
-        old = edge.chunks
-        own, spread = _product(query.mantissa, older_row, old.key, edge_col, old.value, floor)
+    own = Triangle(query.mantissa, row, key.mantissa, logs.col, value, log_decay)
+    own = own.map(lambda t: t.flatten(0, 2))
+    groups = left.shape[3]
+    reads = reads + by_halves(own, groups, diagonal=True)[:, None, None]
+    if edge_key is not None and logs.edge is not None and edge_value is not None:
         # Reversed in time, a strict upper triangle is a strict lower one.
-        exact = Triangle(query.mantissa, older_row, old.key.mantissa, edge_col, old.value, None)
-        exact = exact.map(lambda t: t.flip(-2))
-        fast = own.triu(1).flatten(3, 4) @ old.value
-        reads = reads + _mend(fast, exact, spread > SPREAD, edge=True)
+        old = Triangle(query.mantissa, row + since, edge_key.mantissa, logs.edge, edge_value, None)
+        old = old.map(lambda t: t.flatten(0, 2).flip(-2))
+        reads = reads + by_halves(old, groups, diagonal=False).flip(-2)[:, None, None]
     return reads, scale
 
 
 class Triangle(NamedTuple):
-    """The queries and keys of chunks: query, row ``(B, G, n, P, C, r or 1)``, key, col, value,
-    log_decay ``(B, G, n, C, .)``; ``row`` and ``col`` are logarithms without the decays inside.
-    """  # noqa: D205
+    """Queries and keys of K chunks: query, row ``(K, P, C, w)``; key, col, value, log_decay ``(K, C, w)``.
+
+    ``row`` and ``col`` are logarithms without the decays inside the chunk.
+    """
 
     query: Tensor | None
     row: Tensor
@@ -110,41 +209,6 @@ class Triangle(NamedTuple):
     def map(self, function: Callable[[Tensor], Tensor]) -> Triangle:
         """Apply a function of one tensor to every part."""
         return Triangle(*(None if t is None else function(t) for t in self))  # type: ignore[arg-type]
-
-
-def _product(
-    query: Tensor | None,
-    row: Tensor,
-    key: Features,
-    col: Tensor,
-    value: Tensor,
-    floor: Tensor,  # (B, G, n, C, r or 1): what each query can see, at the origin of `col`
-) -> tuple[Tensor, Tensor]:
-    """All weights of a chunk at one origin ``(B, G, n, P, C, C)``, and the spread it had to bridge."""
-    origin = col.detach().amax(-2, keepdim=True)
-    origin = torch.where(origin == -torch.inf, 0.0, origin)
-    floor = torch.where(floor.detach() == -torch.inf, origin, floor.detach())
-    left = _times(query, _exp(row + origin[:, :, :, None]))
-    right = _times(key.mantissa, (col - origin).exp())
-    left, right = _same_width(left, right)
-    weight = (left.flatten(3, 4) @ right.mT).unflatten(3, left.shape[3:5])
-    return weight, (origin - floor).amax(dim=(-2, -1))
-
-
-def _mend(fast: Tensor, exact: Triangle, wide: Tensor, edge: bool = False) -> Tensor:
-    """Recompute by halves the chunks ``wide`` (B, G, n) for which one product cannot be right."""
-    groups = exact.query.shape[3] if exact.query is not None else exact.row.shape[3]
-    length = exact.value.shape[3]
-    fast = fast.unflatten(3, (groups, length))  # (B, G, n, P, C, c)
-    index = wide.flatten().nonzero()[:, 0]
-    if index.numel() == 0:
-        return fast
-    shape = exact.value.shape[:3]
-    picked = exact.map(lambda t: t.expand(*shape, *t.shape[3:]).flatten(0, 2)[index])
-    reads = by_halves(picked, groups, diagonal=not edge)
-    reads = reads.flip(-2) if edge else reads
-    mended: Tensor = fast.flatten(0, 2).index_copy(0, index, reads).unflatten(0, shape)
-    return mended
 
 
 def by_halves(triangle: Triangle, groups: int, diagonal: bool) -> Tensor:

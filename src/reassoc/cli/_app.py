@@ -1,0 +1,79 @@
+"""Commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from typer.main import get_command
+
+from . import FAILED
+from ._capture import capture
+from ._fidelity import fidelity
+
+app = typer.Typer(
+    name="reassoc",
+    help="Kernel (linear) attention that can be trusted: measure how far a kernel is from softmax.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+app.command()(fidelity)
+app.command()(capture)
+
+
+@app.command()
+def backends() -> None:
+    """Which backends this machine has, and why not the others."""
+    import reassoc
+
+    for name, status in reassoc.backends().items():
+        typer.echo(f"{name:10} {status}")
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True),
+) -> None:
+    """Kernel (linear) attention that can be trusted: measure how far a kernel is from softmax."""
+    if show:
+        import reassoc
+
+        typer.echo(reassoc.__version__)
+        raise typer.Exit
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command and return its exit code."""
+    from ..lab._errors import InputError
+
+    try:
+        result = get_command(app).main(args=arguments, prog_name="reassoc", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except KeyboardInterrupt:
+        return _fail("interrupted; nothing half-written is left, and the same command continues a sweep")
+    except InputError as error:
+        return _fail(str(error))
+    except MemoryError:
+        return _fail("out of memory: use fewer tokens, sites or features")
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}")
+    except Exception as error:
+        # Usage errors of the option parser, whichever click it is built on; anything else is a bug,
+        # and its traceback is what we need to mend it.
+        if not hasattr(error, "format_message"):
+            if type(error).__name__ == "Abort":
+                return _fail(
+                    "interrupted; nothing half-written is left, and the same command continues a sweep"
+                )
+            if type(error).__name__ == "Exit":
+                return int(getattr(error, "exit_code", 0))
+            raise
+        return _fail(error.format_message())
+
+
+def _fail(message: str) -> int:
+    line = " ".join(message.split())
+    print(f"reassoc: {line}", file=sys.stderr)
+    return FAILED
