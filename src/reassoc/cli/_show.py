@@ -23,7 +23,7 @@ def show(results: Results, times: list[Time]) -> None:
         )
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         table.add_column("map", no_wrap=True)
-        for column in ("r", "error", "over heads", f"<={target:g}", "op/token", "state"):
+        for column in ("r", "error", "over heads", f"<={target:g}", "op/tok", "state"):
             table.add_column(column, justify="right", no_wrap=True)
         if times:
             table.add_column("time", justify="right", no_wrap=True)
@@ -33,9 +33,9 @@ def show(results: Results, times: list[Time]) -> None:
             doubtful |= unreliable
             row = [
                 line.map + (" *" if unreliable else ""),
-                f"{line.features:,}",
+                f"{line.features}",
                 f"{line.median:.2f}",
-                f"{line.best:.2g} to {line.worst:.2g}",
+                f"{line.best:.2g}-{line.worst:.2g}",
                 f"{line.within}/{line.heads}",
                 _short(line.operations),
                 _short(line.state_bytes) + "B",
@@ -45,7 +45,7 @@ def show(results: Results, times: list[Time]) -> None:
                 row.append("" if time is None else f"{time.ratio:.2g}x")
             table.add_row(*row)
         console.print(table)
-        console.print("r: features; error: median over heads; op/token: for each query head")
+        console.print("r: features; error: median over heads; op/tok: operations per token and query head")
         if times:
             console.print(f"time: forward, {times[0].length:,} tokens, relative to softmax on this machine")
         if doubtful:

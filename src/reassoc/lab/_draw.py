@@ -16,7 +16,7 @@ from ._plot import (
     rule_handle,
     styled,
 )
-from ._series import amount, common_widths, grouped, is_random, quartiles
+from ._series import amount, at_width, common_widths, grouped, is_random, quartiles, spaced
 from .candidates import MEAN
 from .fidelity import Row
 
@@ -51,7 +51,7 @@ def error_by_features(rows: list[Row], target: float) -> Figure | None:
     for name, widths in medians.items():
         _line(axes, limits, name, widths, band=True)
     sizes = sorted({r for g in medians.values() for r in g})
-    ticks = sorted({r for n, g in medians.items() if is_random(n) for r in g}) or sizes
+    ticks = spaced([r for n, g in medians.items() if is_random(n) for r in g] or sizes)
     log_axis(axes, "x", sizes[0] / 1.4, sizes[-1] * 1.4, ticks if 1 < len(ticks) <= 7 else ())
     log_axis(axes, "y", limits.low, limits.high)
     handles = [map_handle(name) for name in medians]
@@ -138,8 +138,8 @@ def error_by_axis(
     width = (common_widths(rows) or [0])[-1]
     chosen = [
         row | {"features": axes_of[row["site"]][which]}
-        for row in rows
-        if axes_of[row["site"]][other] == fixed and (not is_random(row["map"]) or row["features"] == width)
+        for row in at_width(rows, width)
+        if axes_of[row["site"]][other] == fixed
     ]
     medians = {n: {x: quartiles(v) for x, v in g.items()} for n, g in grouped(chosen, "output_error").items()}
     middle = [q[1] for g in medians.values() for q in g.values() if q is not None]

@@ -16,7 +16,7 @@ from ._plot import (
     rule_handle,
     styled,
 )
-from ._series import common_widths, grouped, is_random, quartiles, short
+from ._series import at_width, common_widths, grouped, is_random, quartiles, short
 from .candidates import MEAN
 from .fidelity import Row
 
@@ -194,7 +194,7 @@ def gradients(rows: list[Row], target: float) -> tuple[Figure, int | None] | Non
     """
     widths = common_widths(rows)
     width = widths[-1] if widths else None
-    chosen = [r for r in rows if not is_random(r["map"]) or r["features"] == width]
+    chosen = at_width(rows, width or 0)
     looks = {"query": ("#000000", "o"), "key": ("#0072B2", "s"), "value": ("#E69F00", "^")}
     found: dict[str, dict[str, tuple[float, float, float] | None]] = {}
     for part in looks:

@@ -47,6 +47,24 @@ def common_widths(rows: list[Row]) -> list[int]:
     return sorted(width for width, maps in having.items() if len(maps) == most)
 
 
+def at_width(rows: list[Row], width: int) -> list[Row]:
+    """Maps of one size as they are, and of each other map its largest size up to ``width``."""
+    largest: dict[str, int] = {}
+    for row in rows:
+        if row["features"] <= width:
+            largest[row["map"]] = max(largest.get(row["map"], 0), row["features"])
+    return [r for r in rows if not is_random(r["map"]) or r["features"] == largest.get(r["map"])]
+
+
+def spaced(values: list[int]) -> list[int]:
+    """Values at least a third apart, the larger ones kept: as many labels as an axis can hold."""
+    kept: list[int] = []
+    for value in sorted(values, reverse=True):
+        if not kept or value * 1.33 <= kept[-1]:
+            kept.append(value)
+    return kept[::-1]
+
+
 def tick(value: float) -> str:
     """A number on an axis: plain where it is short, a power of ten where it is not."""
     if value and not 1e-3 <= abs(value) < 1e4:
