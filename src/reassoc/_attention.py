@@ -133,7 +133,8 @@ def linear_attention(
         sequences = _check_packing(cu_seqlens, batch, length, keys)
     columns = value.shape[-1] + s.has_z
     if state is not None:
-        check_state(state, s, sequences, groups, columns, query)
+        check_state(state, s.origin, (sequences, groups, s.map.feature_dim, columns), query.device)
+        state._owned = False  # the result may hold the same tensors: a later step copies first
 
     with torch.autocast(query.device.type, enabled=False):
         dtype = s.accumulate(query.dtype)

@@ -230,7 +230,10 @@ def expand_decay(rule: Rule, key: Tensor, features: int, dtype: torch.dtype) -> 
 
 
 def check_state(
-    state: AttentionState, s: Settings, batch: int, heads: int, columns: int, like: Tensor
+    state: AttentionState,
+    origin: Origin,
+    shape: tuple[int, int, int, int],  # sequences, key heads, features, value columns
+    device: torch.device,
 ) -> None:
     """The state belongs to this call."""
     if not isinstance(state, AttentionState):
@@ -238,16 +241,15 @@ def check_state(
             f"state must be an AttentionState, got {type(state).__name__}; a bare tensor would lose z, "
             "the scale and the origin. Start with AttentionState.zeros or return_state=True"
         )
-    state.origin.require(s.origin, "state")
-    shape = (batch, heads, s.map.feature_dim, columns)
-    if tuple(state._memory.shape) != shape:
-        got = tuple(state._memory.shape)
+    state.origin.require(origin, "state")
+    got = tuple(state._memory.shape)
+    if got != shape:
         raise ValueError(
             f"state was made for (batch, key heads, features, value columns) = {got}, this call has {shape}"
             " (value columns count z; with cu_seqlens the batch is the number of sequences)"
         )
-    if state._memory.device != like.device:
-        raise TypeError(f"state must be on {like.device}, got {state._memory.device}; use state.to(...)")
+    if state._memory.device != device:
+        raise TypeError(f"state must be on {device}, got {state._memory.device}; use state.to(...)")
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,6 @@ from ._attention import finish, linear_attention
 from ._features import Features
 from ._prepare import (
     Keys,
-    Settings,
     check_mask,
     check_state,
     check_tensor,
@@ -84,7 +85,8 @@ def step(
     groups = key.shape[1]
     key_heads(heads, groups, s.map)
     check_mask("key_mask", key_mask, (batch, 1), key.device)
-    check_state(state, s, batch, groups, value.shape[-1] + s.has_z, query)
+    shape = (batch, groups, s.map.feature_dim, value.shape[-1] + s.has_z)
+    check_state(state, s.origin, shape, query.device)
     with torch.autocast(query.device.type, enabled=False):
         dtype = s.accumulate(query.dtype)
         features, empty = query_features(query, s, groups, dtype)
@@ -117,7 +119,6 @@ def read(
     feature_map: FeatureMap | str,
     state: AttentionState,
     *,
-    rule: Rule | None = None,
     normalize: str | None = None,
     eps: float = 0.0,
     undefined: str = "nan",
@@ -127,8 +128,8 @@ def read(
     Args:
         query: ``(B, H, N, d)``.
         state: of G key heads, made without a window.
-        feature_map, normalize, eps, undefined: as in :func:`reassoc.linear_attention`. ``rule`` and
-            ``normalize`` default to those of the state.
+        feature_map, normalize, eps, undefined: as in :func:`reassoc.linear_attention`; ``normalize``
+            defaults to the state's own.
 
     Returns:
         ``(B, H, N, e)`` in the query's dtype.
@@ -146,12 +147,11 @@ def read(
             "position, which only step and linear_attention know"
         )
     normalize = state.origin.normalize if normalize is None else normalize
-    s = settings(feature_map, dim, rule=rule, normalize=normalize, eps=eps, undefined=undefined)
+    s = settings(feature_map, dim, normalize=normalize, eps=eps, undefined=undefined)
     groups, columns = state._memory.shape[1], state._memory.shape[-1]
     key_heads(heads, groups, s.map)
-    if rule is None:
-        s = Settings(s.map, _RuleOf(state.origin.rule), s.normalize, None, s.eps, s.undefined, s.backend)  # type: ignore[arg-type]
-    check_state(state, s, batch, groups, columns, query)
+    origin = replace(s.origin, rule=state.origin.rule)  # how the state came about does not matter to a read
+    check_state(state, origin, (batch, groups, s.map.feature_dim, columns), query.device)
     with torch.autocast(query.device.type, enabled=False):
         dtype = s.accumulate(query.dtype)
         features, empty = query_features(query, s, groups, dtype)
@@ -160,13 +160,6 @@ def read(
         found, row = read_state(grouped, state._memory.to(dtype), scale)
         output = finish(found.flatten(1, 2), None if row is None else row.flatten(1, 2), s, empty)
     return output.to(query.dtype)
-
-
-class _RuleOf:
-    """Stands for the rule that a state remembers: reading needs its name only."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 def summarize(

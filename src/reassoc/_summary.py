@@ -288,13 +288,21 @@ class AttentionState:
         return AttentionState(memory, scale, self._length + other._length, self._origin)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write to a safetensors file."""
+        """Write to a safetensors file: all of it, or none.
+
+        Raises:
+            OSError: the folder is missing, read-only or full; an earlier file then stays.
+        """
         from safetensors.torch import save_file
+
+        from ._files import atomic_write
 
         parts = {"memory": self._memory, "log_scale": self._scale, "length": self._length}
         parts |= {} if self._tail is None else {f"tail.{k}": v for k, v in vars(self._tail).items()}
         tensors = {k: v.detach().contiguous() for k, v in parts.items() if v is not None}
-        save_file(tensors, path, {"format": "reassoc-state-1", "origin": json.dumps(vars(self._origin))})
+        about = {"format": "reassoc-state-1", "origin": json.dumps(vars(self._origin))}
+        with atomic_write(path) as temporary:
+            save_file(tensors, temporary, about)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> AttentionState:
