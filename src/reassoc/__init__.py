@@ -3,8 +3,9 @@
 from . import feature_maps, rules
 from ._attention import linear_attention
 from ._citation import citation
+from ._state import AttentionState
 from ._stream import read, step, summarize
-from ._summary import AttentionState, Summary, compose
+from ._summary import Summary, compose
 from ._weights import attention_matrix
 from .kernels import backends
 

@@ -8,21 +8,12 @@ import torch
 from torch import Tensor
 
 from . import kernels
+from ._checks import check_mask, check_tensor, key_heads
 from ._layout import check_boundaries, interleave
 from ._normalize import divide, settle, unscale
-from ._prepare import (
-    Keys,
-    Settings,
-    check_mask,
-    check_state,
-    check_tensor,
-    empty_tail,
-    key_heads,
-    query_features,
-    settings,
-    state_dtype,
-)
-from ._summary import AttentionState, Tail
+from ._prepare import Keys, Settings, query_features, settings
+from ._state import AttentionState, check_state, empty_tail, state_dtype
+from ._summary import Tail
 from .feature_maps import FeatureMap
 from .kernels.additive.problem import Problem
 from .rules import Rule

@@ -1,10 +1,9 @@
-"""Arguments into settings and features: every check that a user can run into is here."""
+"""Options into settings, inputs into features."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from . import kernels
 from ._features import Features
 from ._normalize import NORMALIZATIONS, POLICIES, sum_normalize
-from ._summary import AttentionState, Origin, Tail
+from ._summary import Origin, Tail
 from .feature_maps import FeatureMap, parameterless
 from .rules import Decay, Rule, Sum
 
@@ -99,60 +98,6 @@ def settings(
     return Settings(feature_map, rule, normalize, window, eps, undefined, kernels.choose(backend))
 
 
-def check_tensor(name: str, x: Tensor, sizes: tuple[int | str, ...], like: Tensor | None = None) -> None:
-    """Rank, sizes (a string names a free one), floating dtype, and agreement with ``like``."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-    if not x.is_floating_point():
-        raise TypeError(f"{name} must be floating point, got {x.dtype}")
-    fits = x.ndim == len(sizes) and all(
-        isinstance(s, str) or s == n for s, n in zip(sizes, x.shape, strict=True)
-    )
-    if not fits:
-        wanted = "(" + ", ".join(str(s) for s in sizes) + ")"
-        raise ValueError(f"{name} must have shape {wanted}, got {tuple(x.shape)}")
-    if like is not None and (x.dtype != like.dtype or x.device != like.device):
-        raise TypeError(
-            f"{name} must have the query's dtype and device ({like.dtype}, {like.device}), got "
-            f"({x.dtype}, {x.device})"
-        )
-
-
-def check_mask(name: str, mask: Tensor | None, shape: tuple[int, int], device: torch.device) -> None:
-    """A bool mask of keys; anything of another rank is not a mask of keys."""
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"{name} must be a bool tensor, True = real key, got {got}; use mask.bool()")
-    if tuple(mask.shape) != shape:
-        hint = ""
-        if mask.ndim > 2:
-            hint = (
-                "; a mask over pairs of positions cannot be used: no summary shared by all queries "
-                "exists for it. Use causal=, window=, key_mask= or cu_seqlens=, or softmax attention"
-            )
-        raise ValueError(f"{name} must have shape (B, M) = {shape}, got {tuple(mask.shape)}{hint}")
-    if mask.device != device:
-        raise TypeError(f"{name} must be on {device}, got {mask.device}")
-
-
-def key_heads(query_heads: int, heads: int, feature_map: FeatureMap) -> None:
-    """Grouped heads fit, and the map's own heads too."""
-    if heads == 0 or query_heads % heads:
-        raise ValueError(
-            f"query heads must be a multiple of key heads, got {query_heads} and {heads}; head h reads "
-            "key head h // (H // G)"
-        )
-    check_map_heads(heads, feature_map)
-
-
-def check_map_heads(heads: int, feature_map: FeatureMap) -> None:
-    """A map with parameters per head needs exactly its own number of key heads."""
-    if feature_map.heads is not None and feature_map.heads != heads:
-        raise ValueError(f"feature_map has heads={feature_map.heads}, the keys have {heads} heads")
-
-
 def query_features(
     query: Tensor, s: Settings, heads: int, dtype: torch.dtype
 ) -> tuple[Features, Tensor | None]:
@@ -227,83 +172,3 @@ def expand_decay(rule: Rule, key: Tensor, features: int, dtype: torch.dtype) -> 
     if gate.ndim == 1:
         gate = gate[None, :, None].expand(batch, heads, length)
     return (gate if gate.ndim == 4 else gate[..., None]).to(dtype)
-
-
-def check_state(
-    state: AttentionState,
-    origin: Origin,
-    shape: tuple[int, int, int, int],  # sequences, key heads, features, value columns
-    device: torch.device,
-) -> None:
-    """The state belongs to this call."""
-    if not isinstance(state, AttentionState):
-        raise TypeError(
-            f"state must be an AttentionState, got {type(state).__name__}; a bare tensor would lose z, "
-            "the scale and the origin. Start with AttentionState.zeros or return_state=True"
-        )
-    state.origin.require(origin, "state")
-    got = tuple(state._memory.shape)
-    if got != shape:
-        raise ValueError(
-            f"state was made for (batch, key heads, features, value columns) = {got}, this call has {shape}"
-            " (value columns count z; with cu_seqlens the batch is the number of sequences)"
-        )
-    if state._memory.device != device:
-        raise TypeError(f"state must be on {device}, got {state._memory.device}; use state.to(...)")
-
-
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What a state is kept in."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def empty_tail(like: Tail, batch: int, length: int) -> Tail:
-    """Positions before any sequence: hidden."""
-
-    def blank(t: Tensor | None, fill: float = 0.0) -> Tensor | None:
-        return None if t is None else t.new_full((batch, t.shape[1], length, t.shape[3]), fill)
-
-    value = blank(like.value)
-    assert value is not None
-    mask = like.mask.new_zeros(batch, length)
-    return Tail(blank(like.mantissa), blank(like.log, -torch.inf), value, blank(like.log_decay), mask)
-
-
-def empty_state(
-    feature_map: Any,
-    batch: int,
-    heads: int,
-    value_dim: int,
-    rule: Rule | None,
-    normalize: str | None,
-    window: int | None,
-    dtype: torch.dtype,
-    device: torch.device | str | None,
-) -> AttentionState:
-    """See :meth:`AttentionState.zeros`."""
-    if not isinstance(feature_map, FeatureMap):
-        raise TypeError(
-            "AttentionState.zeros needs a FeatureMap object; make one with reassoc.feature_maps.make"
-        )
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"a state is float32 or float64, got {dtype}")
-    check_map_heads(heads, feature_map)
-    s = settings(feature_map, feature_map.dim, rule=rule, normalize=normalize, window=window)
-    example = torch.zeros(1, heads, 1, feature_map.dim, dtype=dtype, device=device)
-    with torch.no_grad():
-        gates = None if rule is None else rule.log_decay
-        per_feature = gates is not None and gates.ndim == 4
-        width = feature_map.feature_dim if per_feature else 1
-        gate = None if gates is None else example.new_zeros(1, heads, 1, width)
-        features = feature_map.key_features(example)
-    memory = example.new_zeros(batch, heads, feature_map.feature_dim, value_dim + s.has_z)
-    scale = None
-    if features.log is not None:
-        scale = example.new_full((batch, heads, feature_map.feature_dim), -torch.inf)
-    length = torch.zeros(batch, dtype=torch.int64, device=device)
-    tail = None
-    if window is not None:
-        one = example.new_zeros(1, heads, 1, memory.shape[-1])
-        mask = torch.ones(1, 1, dtype=torch.bool, device=device)
-        tail = empty_tail(Tail(*features, one, gate, mask), batch, window - 1)
-    return AttentionState(memory, scale, length, s.origin, tail)

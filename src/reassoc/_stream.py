@@ -9,18 +9,11 @@ from torch import Tensor
 
 from . import kernels
 from ._attention import finish, linear_attention
+from ._checks import check_mask, check_tensor, key_heads
 from ._features import Features
-from ._prepare import (
-    Keys,
-    check_mask,
-    check_state,
-    check_tensor,
-    key_heads,
-    query_features,
-    settings,
-    state_dtype,
-)
-from ._summary import AttentionState, Summary
+from ._prepare import Keys, query_features, settings
+from ._state import AttentionState, check_state, state_dtype
+from ._summary import Summary
 from .feature_maps import FeatureMap
 from .kernels.additive.chunked import read_state
 from .kernels.additive.problem import Problem

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._checks import check_mask, check_tensor, key_heads
 from ._normalize import divide, settle, unscale
-from ._prepare import Keys, check_mask, check_tensor, key_heads, query_features, settings
+from ._prepare import Keys, query_features, settings
 from .feature_maps import FeatureMap
 from .kernels.additive.problem import Problem
 from .kernels.additive.reference import weights

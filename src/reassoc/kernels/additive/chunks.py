@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._affine import add_decays, advance
 from ..._features import Features
-from ..._summary import add_decays, advance
 
 CHUNK = 64  # positions: the triangle inside costs as much as the reads of a 64-column state
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..._affine import advance
 from ..._features import Features
-from ..._summary import advance
 from .chunked import read_state
 
 

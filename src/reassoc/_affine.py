@@ -1,0 +1,37 @@
+"""The affine map of the state, ``S -> M S + B``, on bare tensors: how two runs of tokens meet.
+
+Chunks, pieces, steps and windows all go through :func:`advance`; :mod:`reassoc._summary` gives it a face.
+Exponential features keep ``S = exp(scale) * scaled`` with one scale per feature, the running maximum of the
+logarithms written, so that no input norm overflows or drowns the rest.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def advance(
+    S: Tensor,  # (..., r, c) what was written before, scaled by exp(-scale)
+    scale: Tensor | None,  # (..., r) or None
+    log_decay: Tensor | None,  # (..., r) or (..., 1): M of the run that follows, as a logarithm
+    written: Tensor,  # (..., r, c) what that run writes, scaled by exp(-written_scale)
+    written_scale: Tensor | None,  # (..., r) or None
+) -> tuple[Tensor, Tensor | None]:
+    """``M S + B``, the one place where two runs meet. Scales carry no gradient: the product does."""
+    if scale is None or written_scale is None:
+        if log_decay is not None:
+            S = S * log_decay.exp()[..., None]
+        return S + written, None
+    kept = scale if log_decay is None else scale + log_decay
+    new_scale = torch.maximum(kept.detach(), written_scale)
+    origin = torch.where(new_scale == -torch.inf, 0.0, new_scale)
+    S = S * (kept - origin).exp()[..., None] + written * (written_scale - origin).exp()[..., None]
+    return S, new_scale
+
+
+def add_decays(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Logarithm of the product of two diagonals, ``None`` meaning one."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
