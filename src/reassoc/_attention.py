@@ -95,6 +95,8 @@ def linear_attention(
 
     Source: Katharopoulos et al. 2020; state and normalizer as in its section 3.2 and 3.3.
     """
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be True or False, got {causal!r}")
     check_tensor("query", query, ("B", "H", "N", "d"))
     batch, heads, length, dim = query.shape
     check_tensor("key", key, (batch, "G", "M", dim), query)

@@ -8,7 +8,9 @@ from torch import Tensor
 from .feature_maps import FeatureMap
 
 
-def check_tensor(name: str, x: Tensor, sizes: tuple[int | str, ...], like: Tensor | None = None) -> None:
+def check_tensor(
+    name: str, x: Tensor, sizes: tuple[int | str, ...], like: Tensor | None = None, whose: str = "query"
+) -> None:
     """Rank, sizes (a string names a free one), floating dtype, and agreement with ``like``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
@@ -22,7 +24,7 @@ def check_tensor(name: str, x: Tensor, sizes: tuple[int | str, ...], like: Tenso
         raise ValueError(f"{name} must have shape {wanted}, got {tuple(x.shape)}")
     if like is not None and (x.dtype != like.dtype or x.device != like.device):
         raise TypeError(
-            f"{name} must have the query's dtype and device ({like.dtype}, {like.device}), got "
+            f"{name} must have the {whose}'s dtype and device ({like.dtype}, {like.device}), got "
             f"({x.dtype}, {x.device})"
         )
 

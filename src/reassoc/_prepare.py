@@ -87,6 +87,8 @@ def settings(
             raise ValueError(f"{name} must be one of {known}, got {got!r}")
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ValueError(f"window must be a positive number of positions, got {window!r}")
+    if isinstance(eps, bool) or not isinstance(eps, int | float):
+        raise TypeError(f"eps must be a number, got {type(eps).__name__}")
     eps = float(eps)
     if not math.isfinite(eps):
         raise ValueError(f"eps must be finite, got {eps!r}")

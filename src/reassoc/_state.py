@@ -14,7 +14,7 @@ from ._affine import advance
 from ._checks import check_map_heads
 from ._files import atomic_write
 from ._prepare import settings
-from ._summary import Origin, Summary, Tail
+from ._summary import Origin, Summary, Tail, require_same_shape
 from .feature_maps import FeatureMap
 from .rules import Rule
 
@@ -128,6 +128,10 @@ class AttentionState:
             )
         if dtype not in (torch.float32, torch.float64):
             raise TypeError(f"a state is float32 or float64, got {dtype}")
+        for name, number in (("batch", batch), ("key_heads", key_heads), ("value_dim", value_dim)):
+            least = 1 if name == "key_heads" else 0
+            if not isinstance(number, int) or number < least:
+                raise ValueError(f"{name} must be a whole number, at least {least}, got {number!r}")
         check_map_heads(key_heads, feature_map)
         s = settings(feature_map, feature_map.dim, rule=rule, normalize=normalize, window=window)
         example = torch.zeros(1, key_heads, 1, feature_map.dim, dtype=dtype, device=device)
@@ -177,7 +181,9 @@ class AttentionState:
         return self._map(lambda t: t.to(device=device, dtype=dtype if t.is_floating_point() else None))
 
     def reorder(self, index: Tensor) -> AttentionState:
-        """Pick sequences, ``index`` int64 ``(B',)``: beam search, or dropping finished sequences."""
+        """Pick sequences, ``index`` int32 or int64 ``(B',)``: beam search, or dropping finished sequences."""
+        if not isinstance(index, Tensor) or index.dtype not in (torch.int32, torch.int64) or index.ndim != 1:
+            raise TypeError("reorder takes a one-dimensional int32 or int64 tensor of sequence numbers")
         return self._map(lambda t: t.index_select(0, index.to(t.device)))
 
     def apply(self, summary: Summary) -> AttentionState:
@@ -186,7 +192,10 @@ class AttentionState:
         Raises:
             ValueError: different origin, or a state with a window (its tail needs the keys themselves).
         """
+        if not isinstance(summary, Summary):
+            raise TypeError(f"apply takes a Summary, got {type(summary).__name__}; make one with summarize")
         self._origin.require(summary.origin, "apply")
+        require_same_shape("apply", self._memory, summary.memory)
         memory, scale = advance(
             self._memory, self._scale, summary.log_decay, summary.memory, summary.log_scale
         )
@@ -198,12 +207,15 @@ class AttentionState:
         Raises:
             ValueError: another rule, a window, or different origins.
         """
+        if not isinstance(other, AttentionState):
+            raise TypeError(f"merge takes an AttentionState, got {type(other).__name__}")
         self._origin.require(other._origin, "merge")
         if self._origin.rule != "sum" or self._origin.window is not None:
             raise ValueError(
                 f"merge needs the rule Sum and no window, the state has {self._origin}; order matters "
                 "here: use apply(summarize(...)) in order"
             )
+        require_same_shape("merge", self._memory, other._memory)
         memory, scale = advance(self._memory, self._scale, None, other._memory, other._scale)
         return AttentionState(memory, scale, self._length + other._length, self._origin)
 

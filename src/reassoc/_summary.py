@@ -80,13 +80,27 @@ class Summary:
     origin: Origin
 
 
+def require_same_shape(what: str, mine: Tensor, other: Tensor) -> None:
+    """Batch, key heads, features and value columns agree; broadcasting would make a wrong state."""
+    if mine.shape != other.shape:
+        raise ValueError(
+            f"{what}: (batch, key heads, features, value columns) must agree, got {tuple(mine.shape)} and "
+            f"{tuple(other.shape)}"
+        )
+
+
 def compose(first: Summary, second: Summary) -> Summary:
     """The summary of ``first`` followed by ``second``. Associative; not commutative under a decay.
 
     Raises:
-        ValueError: the two were made by different maps, rules or normalizations.
+        ValueError: the two were made by different maps, rules or normalizations, or differ in shape.
+        TypeError: something that is no summary.
     """
+    for thing in (first, second):
+        if not isinstance(thing, Summary):
+            raise TypeError(f"compose joins summaries, got {type(thing).__name__}")
     first.origin.require(second.origin, "compose")
+    require_same_shape("compose", first.memory, second.memory)
     memory, log_scale = advance(
         first.memory, first.log_scale, second.log_decay, second.memory, second.log_scale
     )

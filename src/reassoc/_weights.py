@@ -51,9 +51,13 @@ def attention_matrix(
     )  # fmt: skip
     key_heads(heads, groups, s.map)
     check_mask("key_mask", key_mask, (batch, keys), key.device)
-    if (causal and length != keys) or (window is not None and not causal):
-        raise ValueError(f"causal needs N == M (got {length}, {keys}), and window needs causal=True")
+    if causal and length != keys:
+        raise ValueError(f"causal=True needs as many queries as keys, got N={length} and M={keys}")
+    if window is not None and not causal:
+        raise ValueError("window needs causal=True: it counts back from the query's own position")
     rows = slice(None) if rows is None else rows
+    if not isinstance(rows, slice):
+        raise TypeError(f"rows must be a slice of query positions, got {type(rows).__name__}")
     with torch.autocast(query.device.type, enabled=False):
         features, empty = query_features(query, s, groups, torch.float64)
         ready = Keys(key, key[..., :0], key_mask, s, torch.float64)

@@ -11,6 +11,9 @@ from . import FAILED
 from ._capture import capture
 from ._fidelity import fidelity
 
+INTERRUPTED = "interrupted; nothing half-written is left, and the same command continues a sweep"
+OUT_OF_MEMORY = "out of memory: use fewer tokens, sites or features"
+
 app = typer.Typer(
     name="reassoc",
     help="Kernel (linear) attention that can be trusted: measure how far a kernel is from softmax.",
@@ -49,31 +52,37 @@ def run(arguments: list[str]) -> int:
 
     try:
         result = get_command(app).main(args=arguments, prog_name="reassoc", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        return _ended(result if isinstance(result, int) else 0)
     except KeyboardInterrupt:
-        return _fail("interrupted; nothing half-written is left, and the same command continues a sweep")
+        return _fail(INTERRUPTED)
     except InputError as error:
         return _fail(str(error))
     except MemoryError:
-        return _fail("out of memory: use fewer tokens, sites or features")
+        return _fail(OUT_OF_MEMORY)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")
     except Exception as error:
         # Usage errors of the option parser, whichever click it is built on; anything else is a bug,
         # and its traceback is what we need to mend it.
-        if not hasattr(error, "format_message"):
-            if type(error).__name__ == "Abort":
-                return _fail(
-                    "interrupted; nothing half-written is left, and the same command continues a sweep"
-                )
-            if type(error).__name__ == "Exit":
-                return int(getattr(error, "exit_code", 0))
-            raise
-        return _fail(error.format_message())
+        if hasattr(error, "format_message"):
+            return _fail(error.format_message())
+        if type(error).__name__ == "Abort":
+            return _fail(INTERRUPTED)
+        if type(error).__name__ == "Exit":
+            return _ended(int(getattr(error, "exit_code", 0)))
+        if isinstance(error, RuntimeError) and "allocate" in str(error):  # torch's own out of memory
+            return _fail(OUT_OF_MEMORY)
+        raise
+
+
+def _ended(code: int) -> int:
+    """Ctrl-C: the option parser may have turned it into its own exit code before it reaches us."""
+    return _fail(INTERRUPTED) if code == 130 else code
 
 
 def _fail(message: str) -> int:
     line = " ".join(message.split())
-    print(f"reassoc: {line}", file=sys.stderr)
+    if line:
+        print(f"reassoc: {line}", file=sys.stderr)
     return FAILED

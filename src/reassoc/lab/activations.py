@@ -160,7 +160,7 @@ def _plain_site(path: Path, read: dict[str, Tensor]) -> Site:
         cu_seqlens=read.get("cu_seqlens", torch.tensor([0, query.shape[-2] if query.ndim > 1 else 0])),
         causal=False,
         scale=query.shape[-1] ** -0.5 if query.numel() else 1.0,
-        model="",
+        model=path.stem,
         layer=None,
         key_heads=tuple(range(key.shape[0] if key.ndim else 0)),
         query_heads=tuple(range(query.shape[0] if query.ndim else 0)),

@@ -60,7 +60,10 @@ def answers(results: Results) -> list[Answer]:
     """One answer per model of the input, in the order of the input."""
     target = results.manifest["target_error"]
     models = dict.fromkeys(row["model"] for row in results.heads)
-    return [_answer(model, [r for r in results.heads if r["model"] == model], target) for model in models]
+    return [
+        _answer(model or "input", [r for r in results.heads if r["model"] == model], target)
+        for model in models
+    ]
 
 
 def _answer(model: str, rows: list[Row], target: float) -> Answer:

@@ -23,6 +23,7 @@ CALIBRATED = ("trig", "favor+", "favor++")
 LEARNED = ("hedgehog", "t2r")
 
 
+WIDEST = 1 << 20  # more features than any memory here: a typing mistake
 MEAN = "mean"
 LANDMARKS = 256  # the default of LandmarkFeatures
 
@@ -122,6 +123,8 @@ def candidates(maps: list[str], widths: list[int]) -> list[Candidate]:
     for width in widths:
         if width < 1:
             raise InputError(f"--widths: a number of features must be at least 1, got {width}")
+        if width > WIDEST:
+            raise InputError(f"--widths: a number of features must be at most {WIDEST}, got {width}")
     found: dict[Candidate, None] = {}
     for text in maps:
         name = _canonical(text)

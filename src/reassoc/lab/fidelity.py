@@ -20,10 +20,11 @@ import reassoc
 
 from .._files import atomic_write
 from ._errors import InputError
+from ._sites import Site
 from .activations import Activations
 from .candidates import Candidate, candidates
 from .measure import HEAD_COLUMNS, SEED_COLUMNS, Measured, measure
-from .softmax import Split, split
+from .softmax import Split, check_divisible, split
 
 DEFAULT_MAPS = (
     "mean", "elu+1", "relu", "softmax", "dpfp-1", "taylor", "generalized-relu", "trig:calibrated",
@@ -87,10 +88,15 @@ def fidelity(
     if maps is None and widths is None:
         chosen.append(YARDSTICK)
     seeds = sorted(set(DEFAULT_SEEDS if seeds is None else seeds))
-    if not seeds or seeds[0] < 0:
-        raise InputError("--seeds: give at least one seed, each 0 or more")
+    if not seeds or seeds[0] < 0 or seeds[-1] >= 1 << 63:
+        raise InputError("--seeds: give at least one seed, each 0 or more and below 2^63")
     if not (target > 0 and math.isfinite(target)):
         raise InputError(f"--target: a relative error above 0, got {target}")
+    for site in activations.sites:  # before any work, and before anything is written
+        check_divisible(site)
+        for candidate in chosen:
+            if not candidate.random:
+                _build(candidate, site)
     manifest = _manifest(activations, name, chosen, seeds, target)
     parts = _Parts(resume, manifest)
     seed_rows: list[Row] = []
@@ -134,6 +140,14 @@ def fidelity(
     if progress is not None:
         progress(total, total, "")
     return Results(seed_rows, head_rows, manifest)
+
+
+def _build(candidate: Candidate, site: Site) -> None:
+    dim = site.query.shape[-1]
+    try:
+        candidate.build(dim, len(site.key_heads), site.scale, 0)
+    except ValueError as error:
+        raise InputError(f"--maps: {candidate.name} does not fit head size {dim}: {error}") from None
 
 
 def _manifest(
@@ -196,9 +210,12 @@ class _Parts:
         try:
             stored = json.loads((self._folder / f"{index:05}.json").read_text())
             by_seed = {int(seed): columns for seed, columns in stored["seeds"].items()}
-            return Measured(stored["features"], by_seed, stored["heads"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None  # not there, or damaged: measured again
+            whole = set(stored["heads"]) == set(HEAD_COLUMNS) and by_seed
+            if whole and all(set(columns) == set(SEED_COLUMNS) for columns in by_seed.values()):
+                return Measured(stored["features"], by_seed, stored["heads"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        return None  # not there, or damaged: measured again
 
     def put(self, index: int, found: Measured) -> None:
         if self._folder is not None:

@@ -54,6 +54,14 @@ class Split:
     judged: tuple[Sequence, ...]
 
 
+def check_divisible(site: Site) -> None:
+    """Raise ``InputError`` if the site has fewer than two tokens: one to learn from, one to judge."""
+    if site.query.shape[1] < 2:
+        raise InputError(
+            f"site {site.name!r} has {site.query.shape[1]} tokens: at least 2 are needed, one to judge"
+        )
+
+
 def split(site: Site) -> Split:
     """Half of the sequences; with a single one, its first half of positions calibrates.
 
@@ -69,12 +77,10 @@ def split(site: Site) -> Split:
         learned = [(q, k) for q, k, _ in sequences[:half]]
         rest = [(q, k, v, q.shape[2]) for q, k, v in sequences[half:]]
     else:
-        length = sequences[0][0].shape[2] if sequences else 0
-        if length < 2:
-            raise InputError(f"site {site.name!r} has {length} tokens: at least 2 are needed, one to judge")
-        (q, k, v), half = sequences[0], length // 2
+        check_divisible(site)
+        (q, k, v), half = sequences[0], sequences[0][0].shape[2] // 2
         learned = [(q[:, :, :half], k[:, :, :half])]
-        rest = [(q, k, v, length - half)]
+        rest = [(q, k, v, q.shape[2] - half)]
     # A fixed cotangent per site: every map and seed is judged by the same loss.
     seed = int.from_bytes(hashlib.sha256(site.name.encode()).digest()[:6], "little")
     generator = torch.Generator().manual_seed(seed)

@@ -31,8 +31,8 @@ def synthetic(
     Raises:
         InputError: a norm or length that is not positive.
     """
-    norms = list(NORMS if norms is None else norms)
-    lengths = list(LENGTHS if lengths is None else lengths)
+    norms = list(dict.fromkeys(NORMS if norms is None else norms))
+    lengths = list(dict.fromkeys(LENGTHS if lengths is None else lengths))
     if (
         any(not 0 < norm < 1e3 for norm in norms)
         or any(length < 1 for length in lengths)
