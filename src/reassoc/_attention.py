@@ -11,7 +11,7 @@ from . import kernels
 from ._checks import check_mask, check_tensor, key_heads
 from ._layout import check_boundaries, interleave
 from ._normalize import divide, settle, unscale
-from ._prepare import Keys, Settings, query_features, settings
+from ._prepare import Keys, Queries, Settings, prepare_queries, settings
 from ._state import AttentionState, check_state, empty_tail, state_dtype
 from ._summary import Tail
 from .feature_maps import FeatureMap
@@ -131,13 +131,13 @@ def linear_attention(
 
     with torch.autocast(query.device.type, enabled=False):
         dtype = s.accumulate(query.dtype)
-        features, empty = query_features(query, s, groups, dtype)
         ready = Keys(key, value, key_mask, s, dtype)
+        queries = prepare_queries(query, s, groups, dtype, ready.features.log is not None)
         cu_keys, tail = cu_seqlens, None
         if window is not None and (state is not None or return_state):
             cu_keys, tail = _prepend_tail(ready, state, window - 1, cu_seqlens, sequences)
         problem = Problem(
-            features,
+            queries.features,
             ready.features,
             ready.value,
             ready.log_decay,
@@ -150,7 +150,7 @@ def linear_attention(
             window,
         )
         answer = kernels.additive(problem, s.backend)
-        output = finish(answer.read, answer.log_row, s, empty).to(query.dtype)
+        output = finish(answer.read, answer.log_row, s, queries).to(query.dtype)
         if not return_state:
             return output
         memory, scale = answer.memory, answer.scale
@@ -168,13 +168,15 @@ def linear_attention(
         return output, AttentionState(memory.to(kept), scale, seen, s.origin, tail)
 
 
-def finish(read: Tensor, log_row: Tensor | None, s: Settings, empty: Tensor | None) -> Tensor:
+def finish(read: Tensor, log_row: Tensor | None, s: Settings, queries: Queries) -> Tensor:
     """Normalize what a kernel read: ``(B, H, N, c) -> (B, H, N, e)``."""
+    log_row = queries.log_row if log_row is None else log_row
     if s.has_z:
-        return divide(read, log_row, s.eps, s.undefined, empty)
+        return divide(read, log_row, s.eps, s.undefined, queries.empty)
     output = unscale(read, log_row)
-    if empty is not None:
-        output = settle(output, empty[..., None], s.undefined, "the query's features sum to zero")
+    if queries.empty is not None:
+        bad = queries.empty[..., None]
+        output = settle(output, bad, s.undefined, "the query's features sum to zero")
     return output
 
 

@@ -41,8 +41,7 @@ class Features(NamedTuple):
     def hide(self, visible: Tensor) -> Features:
         """Features of zero wherever ``visible`` (broadcasts over ``(..., 1)``) is False.
 
-        With a logarithm the zero lives there (minus infinity); without one, in the mantissa.
+        A logarithm becomes minus infinity; the mantissa zero as well, since it may hold NaN.
         """
-        if self.log is not None:
-            return Features(self.mantissa, self.log.masked_fill(~visible, -torch.inf))
-        return Features(self.tensor.masked_fill(~visible, 0.0), None)
+        mantissa = None if self.mantissa is None else self.mantissa.masked_fill(~visible, 0.0)
+        return Features(mantissa, None if self.log is None else self.log.masked_fill(~visible, -torch.inf))

@@ -13,18 +13,21 @@ NORMALIZATIONS = ("attention", "sum", "sum+attention", "none")
 POLICIES = ("nan", "zero", "raise")
 
 
-def sum_normalize(features: Features, undefined: str, what: str) -> tuple[Features, Tensor]:
+def sum_normalize(
+    features: Features, undefined: str, what: str, visible: Tensor | None = None
+) -> tuple[Features, Tensor]:
     """Divide every feature vector by its own sum.
 
     A vector that is zero throughout stays zero. A signed vector whose sum is zero has no
-    normalization: it becomes NaN, zero or an error, as ``undefined`` says.
+    normalization: it becomes NaN, zero or an error, as ``undefined`` says (zero where not ``visible``).
 
     Returns:
         The features, and bool ``(..., 1)``: which vectors were zero or had sum zero.
     """
     if features.mantissa is None and features.log is not None:
-        total = features.log.logsumexp(-1, keepdim=True)
-        empty = total == -torch.inf
+        # An empty vector is set aside first: the gradient of its own logsumexp is no number.
+        empty = (features.log == -torch.inf).all(-1, keepdim=True)
+        total = features.log.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True)
         return Features(None, features.log - total.masked_fill(empty, 0.0)), empty
     mantissa, log = features
     assert mantissa is not None
@@ -35,6 +38,8 @@ def sum_normalize(features: Features, undefined: str, what: str) -> tuple[Featur
     total = mantissa.sum(-1, keepdim=True)
     empty = total == 0
     bad = empty & (mantissa != 0).any(-1, keepdim=True)
+    if visible is not None:
+        bad = bad & visible
     normalized = mantissa / total.masked_fill(empty, 1.0)
     if undefined == "raise":
         refuse(bad[..., 0], f"a {what} feature vector sums to zero")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ def settings(
     if isinstance(eps, bool) or not isinstance(eps, int | float):
         raise TypeError(f"eps must be a number, got {type(eps).__name__}")
     eps = float(eps)
-    if not math.isfinite(eps):
+    if not -math.inf < eps < math.inf:  # math.isfinite would not trace
         raise ValueError(f"eps must be finite, got {eps!r}")
     if eps != 0.0 and "attention" not in normalize:
         raise ValueError(
@@ -100,16 +101,28 @@ def settings(
     return Settings(feature_map, rule, normalize, window, eps, undefined, kernels.choose(backend))
 
 
-def query_features(
-    query: Tensor, s: Settings, heads: int, dtype: torch.dtype
-) -> tuple[Features, Tensor | None]:
-    """Features ``(B, H, N, r)``, and bool ``(B, H, N)``: rows that sum normalization leaves undefined."""
+class Queries(NamedTuple):
+    """Queries ready for a kernel.
+
+    Attributes:
+        features: ``(B, H, N, r)``, with a logarithm exactly where keys have one.
+        log_row: ``(B, H, N)`` without gradient: true features are ``exp(log_row)`` times these; ``None``: 0.
+        empty: bool ``(B, H, N)``: rows that sum normalization leaves undefined; ``None``: no such thing.
+    """
+
+    features: Features
+    log_row: Tensor | None
+    empty: Tensor | None
+
+
+def prepare_queries(query: Tensor, s: Settings, heads: int, dtype: torch.dtype, exponential: bool) -> Queries:
+    """Features of queries ``(B, H, N, d)`` for ``heads`` key heads; ``exponential``: keys have logarithms."""
     x = query.to(dtype)
     count = x.shape[1]
     grouped = s.map.heads is not None and count != heads
     if grouped:
         x = x.unflatten(1, (heads, -1)).flatten(2, 3)
-    features = s.map.query_features(x)
+    features = check_features(s.map.query_features(x), s.map, x, "query")
     if s.needs_query_factor:
         factor = s.map.log_query_factor(x)
         if factor is not None:
@@ -117,11 +130,34 @@ def query_features(
             features = Features(features.mantissa, log)
     if grouped:
         features = features.map(lambda t: t.unflatten(2, (count // heads, -1)).flatten(1, 2))
-    empty = None
+    empty: Tensor | None = None
+    log_row: Tensor | None = None
     if "sum" in s.normalize:
         features, bad = sum_normalize(features, s.undefined, "query")
         empty = bad[..., 0]
-    return features, empty
+    if exponential and features.log is None:
+        zero = features.tensor.new_zeros(1).expand(*features.tensor.shape[:-1], 1)
+        features = Features(features.mantissa, zero)
+    elif features.log is not None and not exponential:
+        # Bounded keys, and so a state without scale: the query's logarithm goes around the kernel.
+        largest = features.log.detach().amax(-1)
+        log_row = torch.where(largest == -torch.inf, 0.0, largest)
+        weight = (features.log - log_row[..., None]).exp()
+        features = Features(weight if features.mantissa is None else features.mantissa * weight, None)
+    return Queries(features, log_row, empty)
+
+
+def check_features(features: Features, phi: FeatureMap, x: Tensor, role: str) -> Features:
+    """Refuse what a map of the caller's own should not return: another size, or another dtype."""
+    sizes = {part.shape[-1] for part in features if part is not None}
+    if max(sizes, default=0) != phi.feature_dim or not sizes <= {1, phi.feature_dim}:
+        raise ValueError(
+            f"feature_map {phi.name}: {role} features must have size feature_dim={phi.feature_dim}, "
+            f"got {sorted(sizes)}"
+        )
+    if any(part is not None and part.dtype != x.dtype for part in features):
+        raise TypeError(f"feature_map {phi.name}: {role} features must keep the dtype {x.dtype} of the input")
+    return features
 
 
 class Keys:
@@ -135,9 +171,11 @@ class Keys:
             hidden = ~mask[:, None, :, None]
             key, value = key.masked_fill(hidden, 0.0), value.masked_fill(hidden, 0.0)
             log_decay = None if log_decay is None else log_decay.masked_fill(hidden, 0.0)
-        features = s.map.key_features(key.to(dtype))
+        key = key.to(dtype)
+        features = check_features(s.map.key_features(key), s.map, key, "key")
         if "sum" in s.normalize:
-            features, _ = sum_normalize(features, s.undefined, "key")
+            visible = None if mask is None else mask[:, None, :, None]
+            features, _ = sum_normalize(features, s.undefined, "key", visible)
         value = value.to(dtype)
         if s.has_z:
             value = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)

@@ -141,10 +141,9 @@ class AttentionState:
             width = feature_map.feature_dim if per_feature else 1
             gate = None if gates is None else example.new_zeros(1, key_heads, 1, width)
             features = feature_map.key_features(example)
-            exponential = features.log is not None or feature_map.query_features(example).log is not None
         memory = example.new_zeros(batch, key_heads, feature_map.feature_dim, value_dim + s.has_z)
         scale = None
-        if exponential:
+        if features.log is not None:
             scale = example.new_full((batch, key_heads, feature_map.feature_dim), -torch.inf)
         length = torch.zeros(batch, dtype=torch.int64, device=device)
         tail = None

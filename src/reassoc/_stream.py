@@ -11,7 +11,7 @@ from . import kernels
 from ._attention import finish, linear_attention
 from ._checks import check_mask, check_tensor, key_heads
 from ._features import Features
-from ._prepare import Keys, query_features, settings
+from ._prepare import Keys, prepare_queries, settings
 from ._state import AttentionState, check_state, state_dtype
 from ._summary import Summary
 from .feature_maps import FeatureMap
@@ -36,7 +36,9 @@ def step(
     undefined: str = "nan",
     backend: str = "auto",
 ) -> Tensor:
-    """One decode step: write one key and value to ``state``, then read it. Cost does not grow.
+    """One decode step: write one key and value to ``state``, then read it.
+
+    The cost does not grow with what was seen; with a window it is that of the window's keys.
 
     ``state`` is advanced: in place when no gradient is needed, else to new tensors. Clones and
     detached copies made before keep their numbers.
@@ -82,8 +84,9 @@ def step(
     check_state(state, s.origin, shape, query.device)
     with torch.autocast(query.device.type, enabled=False):
         dtype = s.accumulate(query.dtype)
-        features, empty = query_features(query, s, groups, dtype)
         ready = Keys(key, value, key_mask, s, dtype)
+        queries = prepare_queries(query, s, groups, dtype, ready.features.log is not None)
+        features = queries.features
         written = ready.features
         if key_mask is not None:
             written = written.hide(key_mask[:, None, :, None])
@@ -91,6 +94,8 @@ def step(
         tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in parts)
         # A row that "raise" refuses must leave the state as it was.
         in_place = state._owned and not tracked and undefined != "raise" and state._memory.dtype == dtype
+        # What inference mode made, only inference mode may overwrite.
+        in_place = in_place and (torch.is_inference_mode_enabled() or not state._memory.is_inference())
         scale = None if state._scale is None else state._scale.to(dtype)
         read, row, memory, scale = token(
             features.map(lambda t: t.unflatten(1, (groups, -1))),
@@ -101,7 +106,7 @@ def step(
             scale,
             in_place,
         )
-        output = finish(read.flatten(1, 2), None if row is None else row.flatten(1, 2), s, empty)
+        output = finish(read.flatten(1, 2), None if row is None else row.flatten(1, 2), s, queries)
     length = state._length + (1 if key_mask is None else key_mask[:, 0].long())
     state._replace(memory, scale, length, None, owned=not tracked)
     return output.to(query.dtype)
@@ -147,11 +152,11 @@ def read(
     check_state(state, origin, (batch, groups, s.map.feature_dim, columns), query.device)
     with torch.autocast(query.device.type, enabled=False):
         dtype = s.accumulate(query.dtype)
-        features, empty = query_features(query, s, groups, dtype)
+        queries = prepare_queries(query, s, groups, dtype, state._scale is not None)
         scale = None if state._scale is None else state._scale.to(dtype)
-        grouped = features.map(lambda t: t.unflatten(1, (groups, -1)))
+        grouped = queries.features.map(lambda t: t.unflatten(1, (groups, -1)))
         found, row = read_state(grouped, state._memory.to(dtype), scale)
-        output = finish(found.flatten(1, 2), None if row is None else row.flatten(1, 2), s, empty)
+        output = finish(found.flatten(1, 2), None if row is None else row.flatten(1, 2), s, queries)
     return output.to(query.dtype)
 
 

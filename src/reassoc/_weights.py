@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._attention import finish
 from ._checks import check_mask, check_tensor, key_heads
-from ._normalize import divide, settle, unscale
-from ._prepare import Keys, query_features, settings
+from ._prepare import Keys, prepare_queries, settings
 from .feature_maps import FeatureMap
 from .kernels.additive.problem import Problem
 from .kernels.additive.reference import weights
@@ -59,10 +59,10 @@ def attention_matrix(
     if not isinstance(rows, slice):
         raise TypeError(f"rows must be a slice of query positions, got {type(rows).__name__}")
     with torch.autocast(query.device.type, enabled=False):
-        features, empty = query_features(query, s, groups, torch.float64)
         ready = Keys(key, key[..., :0], key_mask, s, torch.float64)
+        queries = prepare_queries(query, s, groups, torch.float64, ready.features.log is not None)
         problem = Problem(
-            features,
+            queries.features,
             ready.features,
             ready.value,
             ready.log_decay,
@@ -75,12 +75,11 @@ def attention_matrix(
             window,
         )
         found, _, scale = weights(problem, rows)
-        empty = None if empty is None else empty[:, :, rows]
+        part = queries._replace(
+            log_row=None if queries.log_row is None else queries.log_row[:, :, rows],
+            empty=None if queries.empty is None else queries.empty[:, :, rows],
+        )
         if s.has_z:
-            read = torch.cat([found, found.sum(-1, keepdim=True)], dim=-1)
-            found = divide(read, scale, s.eps, s.undefined, empty)
-        else:
-            found = unscale(found, scale)
-            if empty is not None:
-                found = settle(found, empty[..., None], s.undefined, "the query's features sum to zero")
+            found = torch.cat([found, found.sum(-1, keepdim=True)], dim=-1)
+        found = finish(found, scale, s, part)
     return found.to(query.dtype)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -14,7 +13,8 @@ class FeatureMap(nn.Module):
     """Base of all feature maps: ``(..., dim) -> (..., feature_dim)``.
 
     A new map defines :meth:`query` and :meth:`key` (the same function twice for a symmetric map), or
-    derives from :class:`ExponentialMap` and defines their logarithms.
+    derives from :class:`ExponentialMap` and defines their logarithms. Features keep the dtype of their
+    input. What distinguishes two maps of its class belongs in :attr:`fingerprint`.
 
     Args:
         dim: size d of a query and of a key.
@@ -31,6 +31,11 @@ class FeatureMap(nn.Module):
     name: ClassVar[str]
     papers: ClassVar[tuple[str, ...]] = ()
     nonnegative: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
 
     def __init__(self, dim: int, feature_dim: int, heads: int | None = None) -> None:
         super().__init__()
@@ -49,13 +54,13 @@ class FeatureMap(nn.Module):
         """What a state remembers of the map that made it. Learned weights are not part of it."""
         return f"{self.name}(dim={self.dim}, feature_dim={self.feature_dim}, heads={self.heads})"
 
-    @abstractmethod
     def query(self, x: Tensor) -> Tensor:
         """Features of queries, ``(..., d) -> (..., r)``."""
+        raise NotImplementedError(f"{type(self).__name__} must define query(x)")
 
-    @abstractmethod
     def key(self, x: Tensor) -> Tensor:
         """Features of keys, ``(..., d) -> (..., r)``."""
+        raise NotImplementedError(f"{type(self).__name__} must define key(x)")
 
     def query_features(self, x: Tensor) -> Features:
         """Features of queries in the form that kernels take."""
@@ -96,13 +101,13 @@ class ExponentialMap(FeatureMap):
 
     nonnegative = True
 
-    @abstractmethod
     def log_query(self, x: Tensor) -> Tensor:
         """Logarithms of the features of queries, ``(..., d) -> (..., r)``."""
+        raise NotImplementedError(f"{type(self).__name__} must define log_query(x)")
 
-    @abstractmethod
     def log_key(self, x: Tensor) -> Tensor:
         """Logarithms of the features of keys, ``(..., d) -> (..., r)``."""
+        raise NotImplementedError(f"{type(self).__name__} must define log_key(x)")
 
     def query(self, x: Tensor) -> Tensor:
         """Features of queries, ``(..., d) -> (..., r)``; infinity where they overflow."""

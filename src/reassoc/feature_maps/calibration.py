@@ -41,10 +41,10 @@ def identity_calibration(dim: int, heads: int | None) -> Calibration:
     """The calibration that changes nothing."""
     lead = () if heads is None else (heads,)
     row = () if heads is None else (heads, 1)
-    eye = torch.eye(dim).expand(*lead, dim, dim)
+    eye = torch.eye(dim, device="cpu").expand(*lead, dim, dim)
     return Calibration(
-        torch.zeros(*row, dim), torch.zeros(*row, dim), eye.clone(), eye.clone(),
-        torch.zeros(() if heads is None else (heads, 1, 1)),
+        eye.new_zeros(*row, dim), eye.new_zeros(*row, dim), eye.clone(), eye.clone(),
+        eye.new_zeros(() if heads is None else (heads, 1, 1)),
     )  # fmt: skip
 
 

@@ -70,12 +70,6 @@ class TaylorFeatures(FeatureMap):
         self.scale = dim**-0.5 if scale is None else float(scale)
         if not self.scale > 0:
             raise ValueError(f"scale must be positive, got {scale!r}")
-        left, right = torch.triu_indices(dim, dim)
-        self.register_buffer("left", left, persistent=False)
-        self.register_buffer("right", right, persistent=False)
-
-    left: Tensor
-    right: Tensor
 
     @property
     def fingerprint(self) -> str:
@@ -85,8 +79,10 @@ class TaylorFeatures(FeatureMap):
     def key(self, x: Tensor) -> Tensor:
         """``(..., d) -> (..., 1 + d + d (d + 1) / 2)``."""
         x = x * math.sqrt(self.scale)
-        weight = x.new_ones(self.left.shape).masked_fill(self.left == self.right, math.sqrt(0.5))
-        second = x[..., self.left] * x[..., self.right] * weight
+        # Made anew for the device and mode of each call: one object of this map serves all callers.
+        left, right = torch.triu_indices(self.dim, self.dim, device=x.device)
+        weight = x.new_ones(left.shape).masked_fill(left == right, math.sqrt(0.5))
+        second = x[..., left] * x[..., right] * weight
         return torch.cat([torch.ones_like(x[..., :1]), x, second], dim=-1)
 
     def query(self, x: Tensor) -> Tensor:

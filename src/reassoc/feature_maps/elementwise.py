@@ -43,7 +43,8 @@ class ELU1(_Symmetric):
     """``phi(x) = ELU(x) + 1``: ``x + 1`` above zero, ``exp(x)`` below.
 
     The exponential branch is computed as such: subtracting one and adding it again would lose the
-    tail. Source: Katharopoulos et al. 2020, equation 7.
+    tail. It underflows only as a product: where q and k are both below about -45 in float32, as
+    features go (use a map that travels in logarithms there). Source: Katharopoulos et al. 2020, equation 7.
     """
 
     name = "elu+1"

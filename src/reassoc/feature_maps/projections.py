@@ -59,8 +59,8 @@ def draw(
     """
     _check_norms(norms)
     digest = hashlib.sha256(f"reassoc projections {seed} {draws}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-    gaussian = torch.randn(shape, generator=generator, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:7], "little"))
+    gaussian = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
     if orthogonal:
         gaussian = orthogonalize(gaussian, norms)
     elif norms == "sqrt_dim":

@@ -64,19 +64,22 @@ class RandomFeatures(FeatureMap):
         if not isinstance(num_features, int) or num_features < 1:
             raise ValueError(f"num_features must be a positive integer, got {num_features!r}")
         super().__init__(dim, per_projection * num_features, heads)
+        if isinstance(seed, bool) or not isinstance(seed, int) or not -(1 << 63) <= seed < 1 << 63:
+            raise ValueError(f"seed must be an integer of 64 bits, got {seed!r}")
         if norms not in NORMS:
             raise ValueError(f"norms must be one of {NORMS}, got {norms!r}")
         self.num_features, self.orthogonal, self.norms = num_features, orthogonal, norms
         self.scale = dim**-0.5 if scale is None else float(scale)
         if not (self.scale > 0 and math.isfinite(self.scale)):
             raise ValueError(f"scale must be positive and finite, got {scale!r}")
-        self.given = projections is not None
+        given = projections is not None
         if projections is None:
             projections = draw((*lead, num_features, dim), orthogonal, norms, seed, 0)
         self.register_buffer("projections", projections.detach().clone())
-        # Seed, number of redraws, and whether calibrated: as a tensor, so that a checkpoint of
-        # tensors alone brings back the same map.
-        self.register_buffer("draw", torch.tensor([seed, 0, 0], dtype=torch.int64))
+        # Seed, number of redraws, whether calibrated, whether projections were given: as a tensor, so
+        # that a checkpoint of tensors alone brings back the same map.
+        state = [seed, 0, False, given]
+        self.register_buffer("draw", torch.tensor(state, dtype=torch.int64, device="cpu"))
         for name, start in identity_calibration(dim, heads)._asdict().items():
             self.register_buffer(name, start)
         self.register_load_state_dict_post_hook(_remember)  # type: ignore[no-untyped-call]
@@ -121,10 +124,10 @@ class RandomFeatures(FeatureMap):
 
     def _remember(self) -> None:
         # Read back once, when something changes: tracing and fast calls never wait for a device.
-        self._seed, self._draws, calibrated = (int(n) for n in self.draw.tolist())
-        self._calibrated = bool(calibrated)
+        self._seed, self._draws, calibrated, given = (int(n) for n in self.draw.tolist())
+        self._calibrated, self._given = bool(calibrated), bool(given)
         source = f"seed={self._seed}, draw={self._draws}"
-        if self.given:
+        if self._given:
             source = f"projections={digest(self.projections)}"
         learned = ""
         if self._calibrated:
@@ -141,7 +144,7 @@ class RandomFeatures(FeatureMap):
         Raises:
             ValueError: the projections were given, so there is nothing to draw from.
         """
-        if self.given:
+        if self._given:
             raise ValueError("redraw_: the projections were given by the caller; make a new map instead")
         shape = tuple(self.projections.shape)
         fresh = draw(shape, self.orthogonal, self.norms, self._seed, self._draws + 1)

@@ -6,7 +6,8 @@ segments only the state is kept. Backward recomputes a segment from the state be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ..._features import Features
 from ..._layout import padded_batches
 from . import graded, plain
-from .chunks import KeyChunks, cut, scan, write
+from .chunks import KeyChunks, cut, decay_after, scan, write
 from .problem import Answer, Problem
 from .windows import chunk_size, split
 
@@ -32,15 +33,13 @@ def additive(problem: Problem) -> Answer:
 
 
 def _mask(p: Problem) -> Problem:
-    """Hidden keys become zero features that do not decay; one-sided logarithms become two-sided."""
-    key, log_decay = p.key, p.log_decay
-    if p.exponential and key.log is None:
-        key = Features(key.mantissa, p.value.new_zeros(1).expand(*p.value.shape[:-1], 1))
-    if p.key_mask is not None:
-        visible = p.key_mask[:, None, :, None]
-        key = key.hide(visible)
-        log_decay = None if log_decay is None else log_decay.masked_fill(~visible, 0.0)
-    return p._replace(key=key, log_decay=log_decay, key_mask=None)
+    """Hidden keys become zero features of a zero value, and do not decay."""
+    if p.key_mask is None:
+        return p
+    visible = p.key_mask[:, None, :, None]
+    log_decay = None if p.log_decay is None else p.log_decay.masked_fill(~visible, 0.0)
+    value = p.value.masked_fill(~visible, 0.0)
+    return p._replace(key=p.key.hide(visible), value=value, log_decay=log_decay, key_mask=None)
 
 
 def _graded(p: Problem) -> bool:
@@ -70,6 +69,8 @@ def _causal(p: Problem) -> Answer:
     length = p.query.tensor.shape[2]
     if length == 0:
         return _nothing_to_read(p)
+    if window is not None and length == 1:
+        return _one_row(p, window)
     if window is not None:
         window = min(window, keys)  # a wider one hides nothing, and a power of two is not needed
         if window == keys and length == keys:
@@ -79,28 +80,19 @@ def _causal(p: Problem) -> Answer:
     segment = SEGMENT if window is None else -(-max(SEGMENT, window) // chunk) * chunk
     query = p.query.map(lambda t: t.unflatten(1, (p.value.shape[1], -1)))
     memory, scale = _start(p)
-    reads, rows = [], []
     alone = length <= segment
-    for start in range(0, length, segment):
-        stop = min(start + segment, length)
-        part = _positions(query, start, stop)
-        first = keys - length + start - (0 if window is None else window)
-        last = keys - length + stop
-        run = [*p.key, p.value, p.log_decay]
-        run = [None if t is None else _window_of(t, first, last, hide=(i == 1)) for i, t in enumerate(run)]
+    # Pieces come from one split: slices would each send back a gradient as long as the sequence.
+    queries = [_pieces(t, segment, 3) for t in query]
+    runs = [
+        _key_pieces(t, segment, length, window, -torch.inf if name == "log" else 0.0)
+        for name, t in (("mantissa", p.key.mantissa), ("log", p.key.log), ("", p.value), ("", p.log_decay))
+    ]
+    reads, rows = [], []
+    for mantissa, log, key_mantissa, key_log, value, log_decay in zip(*queries, *runs, strict=False):
         read, row, memory, scale = _walk(
-            _segment,
-            alone,
-            part,
-            Features(run[0], run[1]),
-            run[2],
-            run[3],
-            memory,
-            scale,
-            chunk,
-            window,
-            _graded(p),
-        )
+            _segment, alone, Features(mantissa, log), Features(key_mantissa, key_log), value, log_decay,
+            memory, scale, chunk, window, _graded(p),
+        )  # fmt: skip
         reads.append(read)
         rows.append(row)
     log_row = None if rows[0] is None else torch.cat(rows, dim=3).flatten(1, 2)
@@ -110,16 +102,25 @@ def _causal(p: Problem) -> Answer:
     return Answer(read, log_row, memory, scale)
 
 
-def _positions(grouped: Features, start: int, stop: int) -> Features:
-    return grouped.map(lambda t: t[:, :, :, start:stop])
+def _pieces(x: Tensor | None, size: int, axis: int) -> Iterator[Tensor | None]:
+    """Consecutive pieces of up to ``size`` positions; ``None`` for ever."""
+    return itertools.repeat(None) if x is None else iter(x.split(size, dim=axis))
 
 
-def _window_of(x: Tensor, first: int, last: int, hide: bool) -> Tensor:
-    """Positions first..last-1 of axis -2; those before the sequence are zero features."""
-    part = x[..., max(first, 0) : last, :]
-    if first < 0:
-        part = torch.nn.functional.pad(part, (0, 0, -first, 0), value=-torch.inf if hide else 0.0)
-    return part
+def _key_pieces(
+    x: Tensor | None, segment: int, length: int, window: int | None, fill: float
+) -> Iterator[Tensor | None]:
+    """The keys of each segment, with the ``window`` positions before it, ``fill`` where there are none."""
+    if x is None or window is None:
+        yield from _pieces(x, segment, 2)
+        return
+    short = window + length - x.shape[2]  # positions missing in front of the first segment's window
+    last = length % segment or segment
+    x = torch.nn.functional.pad(x, (0, 0, short, segment - last), value=fill)
+    overlapping = x.unfold(2, window + segment, segment).unbind(2)  # (B, G, w, window + segment) each
+    for index, piece in enumerate(overlapping):
+        whole = piece.mT
+        yield whole if index + 1 < len(overlapping) else whole[:, :, : window + last]
 
 
 def _segment(
@@ -177,20 +178,52 @@ def _bidirectional(p: Problem) -> Answer:
         written = write(KeyChunks(key.map(whole), whole(value), decay))
         return scan(written, memory, scale)[1:]
 
-    for start in range(0, keys, step):
-        run = [None if t is None else t[:, :, start : start + step] for t in (*p.key, p.value, p.log_decay)]
-        memory, scale = _walk(gather, keys <= step, Features(run[0], run[1]), run[2], run[3], memory, scale)
+    parts = zip(*(_pieces(t, step, 2) for t in (*p.key, p.value, p.log_decay)), strict=False)
+    for mantissa, log, value, log_decay in parts if keys else ():
+        memory, scale = _walk(gather, keys <= step, Features(mantissa, log), value, log_decay, memory, scale)
     if length == 0:
         return _nothing_to_read(p)._replace(memory=memory, scale=scale)
     query = p.query.map(lambda t: t.unflatten(1, (p.value.shape[1], -1)))
     reads, rows = [], []
-    for start in range(0, length, step):
-        part = _positions(query, start, start + step)
-        read, row = _walk(read_state, length <= step, part, memory, scale)
+    for mantissa, log in zip(*(_pieces(t, step, 3) for t in query), strict=False):
+        read, row = _walk(read_state, length <= step, Features(mantissa, log), memory, scale)
         reads.append(read)
         rows.append(row)
     log_row = None if rows[0] is None else torch.cat(rows, dim=3).flatten(1, 2)
     return Answer(torch.cat(reads, dim=3).flatten(1, 2), log_row, memory, scale)
+
+
+def _one_row(p: Problem, window: int) -> Answer:
+    """A single query with a window, a decode step: weights of the keys themselves, no state."""
+    key, value, log_decay = (
+        p.key.map(lambda t: t[:, :, -window:]),
+        p.value[:, :, -window:],
+        None if p.log_decay is None else p.log_decay[:, :, -window:],
+    )
+    log, right = key.log, key.mantissa
+    if log_decay is not None:
+        after = decay_after(log_decay)
+        log = after if log is None else log + after
+    query = p.query.map(lambda t: t.unflatten(1, (value.shape[1], -1)).squeeze(3))
+    left = query.mantissa
+    row: Tensor | None = None
+    if log is not None:
+        origin = log.detach().amax(-2, keepdim=True) if p.exponential else log.new_zeros(1)
+        origin = torch.where(origin == -torch.inf, 0.0, origin)
+        weight = (log - origin).exp()
+        right = weight if right is None else right * weight
+    if query.log is not None:
+        level = query.log + origin
+        row = level.detach().amax(-1)
+        row = torch.where(row == -torch.inf, 0.0, row)
+        weight = (level - row[..., None]).exp()
+        left = weight if left is None else left * weight
+    assert left is not None
+    assert right is not None
+    width = max(left.shape[-1], right.shape[-1])
+    weights = left.expand(*left.shape[:-1], width) @ right.expand(*right.shape[:-1], width).mT
+    read = (weights @ value)[:, :, :, None].flatten(1, 2)
+    return Answer(read, None if row is None else row[..., None].flatten(1, 2), None, None)
 
 
 def read_state(

@@ -125,12 +125,14 @@ def _by_one_product(
             origin = torch.maximum(origin, _largest(logs.edge))
         # A feature that nothing has, anywhere in sight, spans nothing.
         spread = torch.where(origin == -torch.inf, 0.0, origin - floor)
-        wide = wide | (spread.amax((-2, -1)) > SPREAD)
+        # Written so that a NaN key is wide: halving then keeps it from the queries before it.
+        wide = wide | ~(spread.amax((-2, -1)) <= SPREAD)
         origin = torch.where(origin == -torch.inf, 0.0, origin)
     row = row + origin[:, :, :, None]
     scale: Tensor | None = None
     if exponential:
         scale = row.detach().amax(-1)
+        scale = torch.where(scale == -torch.inf, 0.0, scale)  # an empty query reads nothing
         row = row - scale[..., None]
     left = _times(query.mantissa, row.exp())
     left = left.expand(*left.shape[:-1], before.memory.shape[-2])

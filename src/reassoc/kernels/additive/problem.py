@@ -17,7 +17,8 @@ class Problem(NamedTuple):
     have the dtype of accumulation, float32 or float64.
 
     Attributes:
-        query: features ``(B, H, N, r)``. key: features ``(B, G, M, r)``. value: ``(B, G, M, c)``.
+        query: features ``(B, H, N, r)``. key: features ``(B, G, M, r)``; both have logarithms or neither.
+        value: ``(B, G, M, c)``.
         log_decay: ``(B, G, M, 1 or r)`` or ``None``.
         key_mask: bool ``(B, M)``: a hidden key is the identity on the state. ``None``: all are real.
         cu_queries, cu_keys: int ``(n + 1,)``: B is 1 and holds n packed sequences end to end.
@@ -43,7 +44,7 @@ class Problem(NamedTuple):
     @property
     def exponential(self) -> bool:
         """Whether logarithms travel: the answer then carries ``log_row`` and ``scale``."""
-        return self.key.log is not None or self.query.log is not None
+        return self.key.log is not None
 
 
 class Answer(NamedTuple):

@@ -33,9 +33,13 @@ class Edge(NamedTuple):
 
 
 def chunk_size(window: int | None, length: int) -> int:
-    """Positions per chunk: a power of two where there is no window, at most the window otherwise."""
-    size = min(CHUNK, 1 << max(length - 1, 0).bit_length())
-    return size if window is None else min(size, 1 << (window.bit_length() - 1))
+    """Positions per chunk, a power of two: no longer than the sequence, or than a window.
+
+    With a window a short piece takes whole chunks all the same: its context, the window, is not short.
+    """
+    if window is None:
+        return min(CHUNK, 1 << max(length - 1, 0).bit_length())
+    return min(CHUNK, 1 << (window.bit_length() - 1))
 
 
 def split(
