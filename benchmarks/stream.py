@@ -40,7 +40,7 @@ def main() -> None:
     }
     worst = {"step": 0.0, "pieces": 0.0}
     seconds = dict.fromkeys(states, 0.0)
-    size = {name: state.nbytes for name, state in states.items()}
+    size: dict[str, int] = {}
     print(
         f"{'tokens':>9} {'step error':>11} {'pieces error':>13} {'step z':>8} {'pieces z':>9} {'peak MB':>8}"
     )
@@ -68,6 +68,7 @@ def main() -> None:
             ]
             found["step"] = torch.cat(rows, dim=2)
             seconds["step"] += time.perf_counter() - start
+            size = size or {name: state.nbytes for name, state in states.items()}  # after the first piece
             # Relative to what an average of values of this size would weigh: sum |w| |v| is below max |v|.
             for name, output in found.items():
                 worst[name] = max(worst[name], ((output - exact).abs().max() / value.abs().mean()).item())
@@ -80,7 +81,7 @@ def main() -> None:
                 )
     assert all(state.nbytes == size[name] for name, state in states.items())
     print({name: f"{1e6 * s / options.tokens:.1f} us/token" for name, s in seconds.items()})
-    print(f"state: {size['step']} bytes throughout")
+    print(f"state: {size} bytes throughout")
 
 
 def relative_z(state: reassoc.AttentionState, exact: reassoc.AttentionState) -> float:

@@ -245,3 +245,20 @@ def test_compiled_for_any_length_at_once():
     for length, eps in ((10, 0.1), (33, 0.2), (70, 0.3)):
         q, k, v = tensors(length, 4)
         assert torch.allclose(compiled(q, k, v, eps), call(q, k, v, eps))
+
+
+@pytest.mark.parametrize("name", ["elu+1", "favor+"])
+def test_steps_lose_no_small_terms_to_rounding(name):
+    """One large key, then 20,000 small ones, each below half a digit of the sum: they must still count."""
+    phi = feature_maps.make(name, 2) if name == "elu+1" else PositiveFeatures(2, 3, scale=1.0)
+    state = AttentionState.zeros(phi, 1, 1, 1)
+    one = torch.ones(1, 1, 1, 1)
+    large, small = (torch.full((1, 1, 1, 2), x) for x in ((3e5, -4.0) if name == "elu+1" else (0.0, 3.5)))
+    with torch.no_grad():
+        reassoc.step(large, large, one, phi, state)
+        for _ in range(20_000):
+            reassoc.step(small, small, one, phi, state)
+    keys = torch.cat([large, small.expand(1, 1, 20_000, 2)], 2)
+    exact = phi.double().key(keys.double()).sum(2)
+    scale = 1.0 if state.log_scale is None else state.log_scale.double().exp()
+    assert ((state.z.double() * scale - exact) / exact).abs().max() < 1e-6

@@ -19,15 +19,31 @@ def advance(
     written_scale: Tensor | None,  # (..., r) or None
 ) -> tuple[Tensor, Tensor | None]:
     """``M S + B``, the one place where two runs meet. Scales carry no gradient: the product does."""
+    scale, old, new = factors(scale, log_decay, written_scale)
+    S = S if old is None else S * old
+    return S + (written if new is None else written * new), scale
+
+
+def factors(
+    scale: Tensor | None, log_decay: Tensor | None, written_scale: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The scale of the sum, and factors ``(..., r or 1, 1)`` of the old and of the written (``None``: 1)."""
     if scale is None or written_scale is None:
-        if log_decay is not None:
-            S = S * log_decay.exp()[..., None]
-        return S + written, None
+        return None, None if log_decay is None else log_decay.exp()[..., None], None
     kept = scale if log_decay is None else scale + log_decay
     new_scale = torch.maximum(kept.detach(), written_scale)
     origin = torch.where(new_scale == -torch.inf, 0.0, new_scale)
-    S = S * (kept - origin).exp()[..., None] + written * (written_scale - origin).exp()[..., None]
-    return S, new_scale
+    return new_scale, (kept - origin).exp()[..., None], (written_scale - origin).exp()[..., None]
+
+
+def add_compensated(S: Tensor, written: Tensor, lost: Tensor) -> tuple[Tensor, Tensor]:
+    """``S + written`` and the rounding it lost, to be given with the next (Kahan 1965).
+
+    Token by token a float32 sum of a million small terms would lose them to rounding.
+    """
+    term = written - lost
+    total = S + term
+    return total, (total - S) - term
 
 
 def add_decays(first: Tensor | None, second: Tensor | None) -> Tensor | None:

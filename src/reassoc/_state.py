@@ -35,7 +35,7 @@ class AttentionState:
         tail: with a window, the last ``window - 1`` positions; S and z then sum over nothing.
     """
 
-    __slots__ = ("_length", "_memory", "_origin", "_owned", "_scale", "_tail")
+    __slots__ = ("_length", "_lost", "_memory", "_origin", "_owned", "_scale", "_tail")
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class AttentionState:
     ) -> None:
         self._memory, self._scale, self._length = memory, log_scale, length
         self._origin, self._tail = origin, tail
+        self._lost: Tensor | None = None  # rounding lost by steps, below the last digit of memory
         self._owned = False  # whether `step` may write into the tensors: nobody else holds them
 
     @property
@@ -86,12 +87,14 @@ class AttentionState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: does not grow with the number of tokens seen."""
+        """Bytes held: does not grow with the number of tokens seen.
+
+        Steps keep what rounding took from each number of the state, once more its size.
+        """
         tail = [] if self._tail is None else [t for t in vars(self._tail).values() if t is not None]
         kept = [self._memory, self._length, *tail]
-        return sum(
-            t.numel() * t.element_size() for t in kept + ([] if self._scale is None else [self._scale])
-        )
+        kept += [part for part in (self._scale, self._lost) if part is not None]
+        return sum(part.numel() * part.element_size() for part in kept)
 
     def __repr__(self) -> str:
         return (
@@ -156,7 +159,9 @@ class AttentionState:
     def _map(self, function: Callable[[Tensor], Tensor]) -> AttentionState:
         scale = None if self._scale is None else function(self._scale)
         tail = None if self._tail is None else self._tail.map(function)
-        return AttentionState(function(self._memory), scale, function(self._length), self._origin, tail)
+        other = AttentionState(function(self._memory), scale, function(self._length), self._origin, tail)
+        other._lost = None if self._lost is None else function(self._lost)
+        return other
 
     def clone(self) -> AttentionState:
         """A copy that later steps on either do not touch."""
@@ -257,11 +262,17 @@ class AttentionState:
             raise ValueError(f"{path} is not a state written by AttentionState.save: {error}") from error
 
     def _replace(
-        self, memory: Tensor, scale: Tensor | None, length: Tensor, tail: Tail | None, owned: bool
+        self,
+        memory: Tensor,
+        scale: Tensor | None,
+        length: Tensor,
+        tail: Tail | None,
+        lost: Tensor | None,
+        owned: bool,
     ) -> None:
         """Advance in place: only :func:`reassoc.step` calls this."""
         self._memory, self._scale, self._length, self._tail = memory, scale, length, tail
-        self._owned = owned
+        self._lost, self._owned = lost, owned
 
 
 def check_state(

@@ -75,7 +75,7 @@ def step(
             query, key, value, s.map, rule=rule, normalize=normalize, causal=True, window=window,
             key_mask=key_mask, eps=eps, undefined=undefined, state=state, return_state=True, backend=backend,
         )  # fmt: skip
-        state._replace(after._memory, after._scale, after._length, after._tail, owned=True)
+        state._replace(after._memory, after._scale, after._length, after._tail, None, owned=True)
         return output
     groups = key.shape[1]
     key_heads(heads, groups, s.map)
@@ -92,23 +92,28 @@ def step(
             written = written.hide(key_mask[:, None, :, None])
         parts = (*features, *ready.features, ready.value, ready.log_decay, state._memory)
         tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in parts)
-        # A row that "raise" refuses must leave the state as it was.
-        in_place = state._owned and not tracked and undefined != "raise" and state._memory.dtype == dtype
+        # A row that "raise" refuses must leave the state as it was: then nothing is overwritten.
+        memory = state._memory.to(dtype)
+        lost = None if tracked else state._lost
         # What inference mode made, only inference mode may overwrite.
-        in_place = in_place and (torch.is_inference_mode_enabled() or not state._memory.is_inference())
+        usable = torch.is_inference_mode_enabled() or not memory.is_inference()
+        in_place = state._owned and lost is not None and undefined != "raise" and usable
+        if lost is None and not tracked:
+            lost = torch.zeros_like(memory)
         scale = None if state._scale is None else state._scale.to(dtype)
-        read, row, memory, scale = token(
+        read, row, memory, scale, lost = token(
             features.map(lambda t: t.unflatten(1, (groups, -1))),
             written,
             ready.value,
             None if ready.log_decay is None else ready.log_decay[:, :, 0],
-            state._memory.to(dtype),
+            memory,
             scale,
+            lost,
             in_place,
         )
         output = finish(read.flatten(1, 2), None if row is None else row.flatten(1, 2), s, queries)
     length = state._length + (1 if key_mask is None else key_mask[:, 0].long())
-    state._replace(memory, scale, length, None, owned=not tracked)
+    state._replace(memory, scale, length, None, lost, owned=not tracked)
     return output.to(query.dtype)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._affine import advance
+from ..._affine import add_compensated, factors
 from ..._features import Features
 from .chunked import read_state
 
@@ -17,28 +17,28 @@ def token(
     log_decay: Tensor | None,  # (B, G, 1 or r)
     memory: Tensor,  # (B, G, r, c)
     scale: Tensor | None,  # (B, G, r)
+    lost: Tensor | None,  # (B, G, r, c): rounding that earlier steps lost; None where gradients are wanted
     in_place: bool,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """Write one key and value, then read: reads ``(B, G, P, 1, c)``, their scale, and the new state.
 
-    With ``in_place`` the memory is overwritten where the arithmetic allows it.
+    With ``in_place`` memory and ``lost`` are overwritten.
     """
-    if scale is None:
-        assert key.mantissa is not None
-        if log_decay is not None:
-            decay = log_decay.exp()[..., None]
-            memory = memory.mul_(decay) if in_place else memory * decay
-        if in_place:
-            memory.addcmul_(key.mantissa.mT, value)
-        else:
-            memory = torch.addcmul(memory, key.mantissa.mT, value)
-    else:
-        level = value.new_zeros(1) if key.log is None else key.log[:, :, 0]
-        level = level.expand_as(scale)
+    written_scale: Tensor | None = None
+    weight = None if key.mantissa is None else key.mantissa[:, :, 0]
+    if key.log is not None and scale is not None:
+        level = key.log[:, :, 0].expand_as(scale)
         written_scale = level.detach()
-        weight = (level - torch.where(written_scale == -torch.inf, 0.0, written_scale)).exp()
-        if key.mantissa is not None:
-            weight = weight * key.mantissa[:, :, 0]
-        memory, scale = advance(memory, scale, log_decay, weight[..., None] * value, written_scale)
+        size = (level - torch.where(written_scale == -torch.inf, 0.0, written_scale)).exp()
+        weight = size if weight is None else weight * size
+    assert weight is not None
+    scale, old, new = factors(scale, log_decay, written_scale)
+    written = (weight if new is None else weight * new[..., 0])[..., None] * value
+    before = memory if old is None else memory * old
+    if lost is None:
+        memory = before + written
+    else:
+        total, left = add_compensated(before, written, lost if old is None else lost * old)
+        memory, lost = (memory.copy_(total), lost.copy_(left)) if in_place else (total, left)
     read, row = read_state(query, memory, scale)
-    return read, row, memory, scale
+    return read, row, memory, scale, lost
