@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from .._attention import linear_attention
+from .. import linear_attention
 from ..feature_maps import (
     FeatureMap,
     LandmarkFeatures,

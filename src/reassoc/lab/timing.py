@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from .._attention import linear_attention
+from .. import linear_attention
 from ..feature_maps import LandmarkFeatures, RandomFeatures
 from .candidates import Candidate
 from .fidelity import Progress, Results
