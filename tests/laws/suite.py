@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -187,24 +188,8 @@ class Case:
 
 
 def _cover(maps: tuple[str, ...]) -> list[Case]:
-    """Every map x layout, map x rule and map x normalization by rotation; two maps with the whole product."""
-    found = []
-    for a, name in enumerate(maps):
-        for b, layout in enumerate(LAYOUTS):
-            rule = RULES[(a + b) % len(RULES)]
-            normalize = NORMALIZATIONS[(a // len(RULES) + b + b // len(RULES)) % len(NORMALIZATIONS)]
-            found.append((name, rule, normalize, layout))
-    found += [(name, r, n, "causal") for name in maps for r, n in zip(RULES, NORMALIZATIONS, strict=True)]
-    rotated = [(*f, backend) for f in found for backend in BACKENDS]
-    product = [
-        (name, r, n, y, backend)
-        for name, backends in (("elu+1", BACKENDS[1:]), ("favor+", BACKENDS))
-        for r in RULES
-        for n in NORMALIZATIONS
-        for y in LAYOUTS
-        for backend in backends
-    ]
-    return [Case(*f) for f in dict.fromkeys(rotated + product)]
+    """The whole product, without a choice of what matters."""
+    return [Case(*parts) for parts in itertools.product(maps, RULES, NORMALIZATIONS, LAYOUTS, BACKENDS)]
 
 
 CASES = _cover(MAPS)
