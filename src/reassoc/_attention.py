@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from ._checks import check_mask, check_tensor, key_heads
+from ._checks import check_mask, check_tensor, check_visibility, key_heads
 from ._layout import check_boundaries, interleave
 from ._normalize import divide, settle, unscale
 from ._prepare import Keys, Queries, Settings, prepare_queries, settings
@@ -114,13 +114,7 @@ def linear_attention(
     )
     key_heads(heads, groups, s.map)
     check_mask("key_mask", key_mask, (batch, keys), key.device)
-    if causal and length != keys:
-        raise ValueError(
-            f"causal=True needs as many queries as keys, got N={length} and M={keys}; for queries that "
-            "continue a sequence pass the earlier keys as state="
-        )
-    if window is not None and not causal:
-        raise ValueError("window needs causal=True: it counts back from the query's own position")
+    check_visibility(causal, window, length, keys)
     sequences = batch
     if cu_seqlens is not None:
         sequences = _check_packing(cu_seqlens, batch, length, keys)

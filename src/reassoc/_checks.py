@@ -48,6 +48,17 @@ def check_mask(name: str, mask: Tensor | None, shape: tuple[int, int], device: t
         raise TypeError(f"{name} must be on {device}, got {mask.device}")
 
 
+def check_visibility(causal: bool, window: int | None, queries: int, keys: int) -> None:
+    """``causal`` needs as many queries as keys, and ``window`` needs ``causal``."""
+    if causal and queries != keys:
+        raise ValueError(
+            f"causal=True needs as many queries as keys, got N={queries} and M={keys}; for queries that "
+            "continue a sequence pass the earlier keys as state="
+        )
+    if window is not None and not causal:
+        raise ValueError("window needs causal=True: it counts back from the query's own position")
+
+
 def key_heads(query_heads: int, heads: int, feature_map: FeatureMap) -> None:
     """Grouped heads fit, and the map's own heads too."""
     if heads == 0 or query_heads % heads:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._attention import finish
-from ._checks import check_mask, check_tensor, key_heads
+from ._checks import check_mask, check_tensor, check_visibility, key_heads
 from ._prepare import Keys, prepare_queries, settings
 from .feature_maps import FeatureMap
 from .kernels.additive.problem import Problem
@@ -51,10 +51,7 @@ def attention_matrix(
     )  # fmt: skip
     key_heads(heads, groups, s.map)
     check_mask("key_mask", key_mask, (batch, keys), key.device)
-    if causal and length != keys:
-        raise ValueError(f"causal=True needs as many queries as keys, got N={length} and M={keys}")
-    if window is not None and not causal:
-        raise ValueError("window needs causal=True: it counts back from the query's own position")
+    check_visibility(causal, window, length, keys)
     rows = slice(None) if rows is None else rows
     if not isinstance(rows, slice):
         raise TypeError(f"rows must be a slice of query positions, got {type(rows).__name__}")
