@@ -1,7 +1,8 @@
 """A deliberately naive float64 oracle of kernel attention: every pair (i, j), every feature, written out.
 
 It shares nothing with the library. No prefix sums of states, no chunks, no running maxima: a weight is
-`sum_f phi(q_i)_f phi(k_j)_f decay_f(j -> i)` for each pair that the layout lets see each other.
+`sum_f phi(q_i)_f phi(k_j)_f decay_f(j -> i)` for each pair that the layout lets see each other. For the delta
+rules the same weights between keys make one M x M system, whose inverse says what every token writes.
 
 A feature is kept as `sign * exp(log)`, so that exponential maps of any norm stay exact. Gradients come from
 autograd through these formulas. Memory is N x M x r for one head at a time: usable up to a few hundred.
@@ -38,7 +39,7 @@ class Result(NamedTuple):
     output: Tensor  # (B, H, N, e)
     weights: Tensor  # (B, H, N, M): output = weights @ value
     undefined: Tensor  # (B, H, N) bool
-    scale: Tensor  # (B, H, N, e): sum_j |w_ij| |v_j| / |den_i|, the unit of the error budgets
+    scale: Tensor  # (B, H, N, e): sum_j |w_ij| |v_j| / |den_i|, the unit of the error budgets (see _delta)
     spread: (
         Tensor  # (B, H, N): sum_j sum_f |w_ijf| / |den_i|: 1 for positive weights, large where they cancel
     )
@@ -173,6 +174,7 @@ def attend(
     value: Tensor,  # (B, G, M, e)
     *,
     log_decay: Tensor | None = None,
+    beta: Tensor | None = None,  # (B, G, M): a delta rule
     normalize: str = "attention",
     causal: bool = False,
     window: int | None = None,
@@ -197,6 +199,7 @@ def attend(
                 Features(key.sign[:, :, own], key.log[:, :, own]),
                 value[:, :, own],
                 log_decay=decay[:, :, own],
+                beta=None if beta is None else beta[:, :, own],
                 normalize=normalize,
                 causal=causal,
                 window=window,
@@ -230,6 +233,7 @@ def attend(
             Features(key.sign[b, h // (heads // groups)], key.log[b, h // (heads // groups)]),
             value[b, h // (heads // groups)],
             decay[b, h // (heads // groups)],
+            None if beta is None else beta[b, h // (heads // groups)],
             real[b],
             no_query[b, h],
             divide="attention" in normalize,
@@ -250,6 +254,7 @@ def _one_head(
     key: Features,  # (M, r)
     value: Tensor,  # (M, e)
     decay: Tensor,  # (M, 1 or r)
+    beta: Tensor | None,  # (M,)
     real: Tensor,  # (M,)
     no_query: Tensor,  # (N,)
     *,
@@ -294,17 +299,21 @@ def _one_head(
     terms = signs * (exponent - top[:, None, None]).exp()
     weight = terms.sum(-1)
     size = terms.detach().abs().sum(-1)
+    seen, seen_size = weight, size  # what z adds up
+    if beta is not None:
+        weight, size = _delta(weight, size, key, decay, beta, real)
 
     if divide:
         extra = eps * (-top).exp() if eps else torch.zeros_like(top)
-        denominator = weight.sum(1) + extra
-        at_true_scale = weight.sum(1) * top.exp() + eps if eps else denominator
+        denominator = seen.sum(1) + extra
+        at_true_scale = seen.sum(1) * top.exp() + eps if eps else denominator
         bad = (denominator == 0) | (at_true_scale == 0)
         if not eps:
             bad = bad | ~visible.any(1)
         safe = torch.where(bad, torch.ones_like(denominator), denominator)
         weight = weight / safe[:, None]
         size = size / safe.detach().abs()[:, None]
+        seen_size = seen_size / safe.detach().abs()[:, None]
     else:
         weight = weight * top.exp()[:, None]
         size = size * top.exp()[:, None]
@@ -318,9 +327,46 @@ def _one_head(
     spread = size.sum(1)
     scale = size @ value.detach().abs()
     if divide:  # a quotient also carries its denominator's relative error
-        excess = (spread - 1).clamp_min(0)
+        excess = (torch.where(bad, 0.0, seen_size.sum(1)) - 1).clamp_min(0)
         scale = scale + excess[:, None] * output.detach().abs().nan_to_num()
     return output, weight, bad, scale, spread
+
+
+def _writes(key: Features, decay: Tensor, beta: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """What tokens take from each other: beta_i k_i^T exp(D_ij) k_j for j < i; the same of absolute values.
+
+    With this L, the tokens write U = (I + L)^-1 beta V.
+    """
+    m = key.sign.shape[0]
+    resets = decay == -math.inf
+    passed, fresh = decay.masked_fill(resets, 0.0).cumsum(0), resets.cumsum(0)
+    earlier = torch.ones(m, m, dtype=torch.bool).tril(-1) & real[:, None] & real[None]
+    alive = (fresh[:, None] == fresh[None]) & earlier[..., None]
+    exponent = key.log[:, None] + key.log[None] + (passed[:, None] - passed[None])
+    terms = key.sign[:, None] * key.sign[None] * exponent.masked_fill(~alive, -math.inf).exp()
+    return beta[:, None] * terms.sum(-1), beta.detach()[:, None].abs() * terms.detach().abs().sum(-1)
+
+
+def _delta(
+    weight: Tensor,  # (N, M): q_i^T exp(D_ij) k_j, zero for hidden keys
+    size: Tensor,  # (N, M): the same of absolute values
+    key: Features,
+    decay: Tensor,
+    beta: Tensor,
+    real: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Weights of a delta rule, and their size: both (N, M).
+
+    The weights are P (I + L)^-1 beta. Their size is what they can change by, to first order, when every
+    product in P, L and beta changes by one unit of itself: |P| |T| (I + |L|) |T| beta with T = (I + L)^-1.
+    The weights themselves would be too small a unit: a delta rule takes back what it wrote.
+    """
+    beta = beta.masked_fill(~real, 0.0)
+    taken, taken_size = _writes(key, decay, beta, real)
+    one = torch.eye(len(beta), dtype=beta.dtype)
+    solved = torch.linalg.inv(one + taken)
+    reach = solved.detach().abs()
+    return weight @ solved * beta, size @ reach @ (one + taken_size) @ reach * beta.detach().abs()
 
 
 def final_state(
@@ -328,14 +374,24 @@ def final_state(
     value: Tensor,  # (B, G, M, e)
     *,
     log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
     normalize: str = "attention",
     key_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """S (B, G, r, e) and z (B, G, r) at their true scale, one token after another."""
+    """S (B, G, r, e) and z (B, G, r) at their true scale, one write after another."""
     if "sum" in normalize:
         key, _, _ = sum_normalized(key)
     batch, groups, m, r = key.sign.shape
-    decay = decay_to(log_decay, batch, groups, m, value).exp()
+    decay = decay_to(log_decay, batch, groups, m, value)
+    if beta is not None:
+        real = torch.ones(batch, m, dtype=torch.bool) if key_mask is None else key_mask
+        value = value.clone()
+        for b, g in itertools.product(range(batch), range(groups)):
+            strength = beta[b, g].masked_fill(~real[b], 0.0)
+            one = Features(key.sign[b, g], key.log[b, g])
+            taken, _ = _writes(one, decay[b, g].masked_fill(~real[b, :, None], 0.0), strength, real[b])
+            value[b, g] = torch.linalg.inv(torch.eye(m) + taken) @ (strength[:, None] * value[b, g])
+    decay = decay.exp()
     features = key.value()
     S = value.new_zeros(batch, groups, r, value.shape[-1])
     z = value.new_zeros(batch, groups, r)

@@ -18,7 +18,7 @@ from reassoc import (
     summarize,
 )
 from reassoc.feature_maps import ELU1, LearnedReLU, PositiveFeatures
-from reassoc.rules import Decay, Sum
+from reassoc.rules import Decay, Delta, GatedDelta, Sum
 
 B, H, G, N, D, E = 2, 4, 2, 5, 8, 3
 
@@ -152,6 +152,7 @@ def test_inputs_of_summarize(change, match):
 # ---------------------------------------------------------------------------------------------------------
 
 MASK = torch.ones(B, N, dtype=torch.bool)
+BETA = torch.full((B, G, N), 0.5)
 NORMALIZE = "normalize must be one of .*attention.*sum.*sum.attention.*none.*, got"
 OPTIONS = {
     "window 0": ({"causal": True, "window": 0}, ValueError, "window must be a positive number .*, got 0"),
@@ -184,9 +185,9 @@ OPTIONS = {
     "rule name": (
         {"rule": "decay"},
         TypeError,
-        r"rule must be rules.Sum\(\) or rules.Decay\(.*\), got 'decay'",
+        r"rule must be rules.Sum\(\), .* or rules.GatedDelta\(.*\), got 'decay'",
     ),
-    "rule class": ({"rule": Sum}, TypeError, r"rule must be rules.Sum\(\) or .*, got <class"),
+    "rule class": ({"rule": Sum}, TypeError, r"rule must be rules.Sum\(\), .*, got <class"),
     "mask dtype": (
         {"key_mask": MASK.float()},
         TypeError,
@@ -219,6 +220,36 @@ OPTIONS = {
         ValueError,
         r"log_decay .*\(B, G, M, r\) = \(2, 2, 5, 8\), got \(2, 2, 5, 7\)",
     ),
+    "beta of 4 tokens": (
+        {"rule": Delta(BETA[..., :4]), "normalize": "sum", "causal": True},
+        ValueError,
+        r"beta must have shape \(B, G, M\) = \(2, 2, 5\), got \(2, 2, 4\)",
+    ),
+    "beta of query heads": (
+        {"rule": Delta(BETA.repeat_interleave(2, 1)), "normalize": "sum", "causal": True},
+        ValueError,
+        r"beta must have shape .* got \(2, 4, 5\)",
+    ),
+    "delta gate of 7 features": (
+        {"rule": GatedDelta(BETA, -torch.ones(B, G, N, 7)), "normalize": "sum", "causal": True},
+        ValueError,
+        r"log_decay .*\(B, G, M, r\) = \(2, 2, 5, 8\), got \(2, 2, 5, 7\)",
+    ),
+    "delta not causal": (
+        {"rule": Delta(BETA), "normalize": "sum"},
+        ValueError,
+        r"rule Delta needs causal=True: .*read\(query, feature_map, state\)",
+    ),
+    "delta window": (
+        {"rule": GatedDelta(BETA, -BETA), "normalize": "sum", "causal": True, "window": 3},
+        ValueError,
+        r"window cannot be used with rule GatedDelta: .*Use rules.GatedDelta\(beta, log_decay\) to forget",
+    ),
+    "delta unnamed": (
+        {"rule": Delta(BETA), "causal": True},
+        ValueError,
+        "normalize must be named for rule Delta: 'sum' .* 'none' .*'attention' shrinks outputs",
+    ),
     "gate of query heads": (
         {"rule": Decay(-torch.ones(B, H, N))},
         ValueError,
@@ -241,10 +272,12 @@ def test_options_of_attention_matrix(name):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in OPTIONS if n.startswith(("rule", "mask", "gate", "norm", "back", "nat"))]
+    "name",
+    [n for n in OPTIONS if n.startswith(("rule", "mask", "gate", "norm", "back", "nat", "beta", "delta u"))],
 )
 def test_options_of_summarize(name):
     options, error, match = OPTIONS[name]
+    options = {option: value for option, value in options.items() if option != "causal"}
     with pytest.raises(error, match=match):
         summarize(*tensors()[1:], "elu+1", **options)
 
@@ -334,6 +367,32 @@ def test_a_packed_state_has_one_row_for_each_sequence():
 def test_log_decay(gate, error, match):
     with pytest.raises(error, match=match):
         Decay(gate)
+
+
+@pytest.mark.parametrize(
+    "beta, error, match",
+    [
+        (
+            torch.ones(B, G, N, dtype=torch.int64),
+            TypeError,
+            "beta must be a floating point tensor, got torch.int",
+        ),
+        (0.5, TypeError, "beta must be a floating point tensor, got float"),
+        (torch.ones(G), ValueError, r"beta must have shape \(B, G, M\), got \(2,\)"),
+    ],
+    ids=["int", "float", "rank 1"],
+)
+def test_beta(beta, error, match):
+    for make in (Delta, lambda b: GatedDelta(b, -torch.ones(G))):
+        with pytest.raises(error, match=match):
+            make(beta)
+
+
+def test_the_gates_of_a_gated_delta_are_those_of_a_decay():
+    with pytest.raises(ValueError, match=r"log_decay must be <= 0 .* got an entry of 0\.5"):
+        GatedDelta(BETA, torch.tensor([0.0, 0.5]))
+    with pytest.raises(TypeError, match="log_decay must be a floating point tensor, got NoneType"):
+        GatedDelta(BETA, None)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -432,6 +491,13 @@ OTHERS = {
         {"normalize": "sum+attention"},
         r"normalize='attention', this call has 'sum\+attention'",
     ),
+    "delta": (
+        "elu+1",
+        {"rule": Delta(BETA), "normalize": "sum"},
+        "elu+1",
+        {"normalize": "sum"},
+        "rule='delta', this call has 'sum'",
+    ),
     "window": ("elu+1", {"window": 3}, "elu+1", {"window": 4}, "window=3, this call has 4"),
     "no window": ("elu+1", {"window": 3}, "elu+1", {}, "window=3, this call has None"),
     "a window": ("elu+1", {}, "elu+1", {"window": 3}, "window=None, this call has 3"),
@@ -490,7 +556,12 @@ def test_read_refuses_a_windowed_state():
 
 
 def test_merge_is_for_sums_without_a_window():
-    for options, match in (({"rule": GATE}, "rule='decay'"), ({"window": 3}, "window=3")):
+    delta = {"rule": GatedDelta(BETA, -BETA), "normalize": "sum"}
+    for options, match in (
+        ({"rule": GATE}, "rule='decay'"),
+        (delta, "rule='gated delta'"),
+        ({"window": 3}, "window=3"),
+    ):
         state = carried(**options)
         with pytest.raises(ValueError, match=f"merge needs the rule Sum and no window, .*{match}.*apply"):
             state.merge(state.clone())
@@ -558,6 +629,10 @@ def test_zeros():
         AttentionState.zeros(ELU1(D), B, G, E, normalize="l2")
     with pytest.raises(ValueError, match="window must be a positive number of positions, got 0"):
         AttentionState.zeros(ELU1(D), B, G, E, window=0)
+    with pytest.raises(ValueError, match="normalize must be named for rule Delta"):
+        AttentionState.zeros(ELU1(D), B, G, E, rule=Delta(BETA))
+    with pytest.raises(ValueError, match="window cannot be used with rule Delta"):
+        AttentionState.zeros(ELU1(D), B, G, E, rule=Delta(BETA), normalize="sum", window=3)
     with pytest.raises(TypeError, match=r"rule must be .*, got 'sum'"):
         AttentionState.zeros(ELU1(D), B, G, E, rule="sum")
 

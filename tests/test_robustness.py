@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import reassoc
-from reassoc import AttentionState, feature_maps
+from reassoc import AttentionState, feature_maps, rules
 from reassoc._features import Features
 from reassoc.feature_maps import ExponentialMap, FeatureMap, PositiveFeatures
 
@@ -205,20 +205,32 @@ def test_maps_made_on_the_meta_device_are_real():
     assert torch.equal(phi.projections, PositiveFeatures(4, 6, seed=3).projections)
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {}, {"causal": True, "window": 40}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True},
+        {},
+        {"causal": True, "window": 40},
+        {"causal": True, "normalize": "sum", "delta": True},
+    ],
+    ids=str,
+)
 def test_the_backward_pass_is_linear_in_length(options):
     """Four times the tokens: four times the work, not sixteen. Best of three against a noisy machine."""
+    options = dict(options)
+    delta = options.pop("delta", False)
 
     def seconds(length: int) -> float:
         q, k, v = (t.requires_grad_() for t in tensors(length, 4, heads=1, dtype=torch.float32))
         best = math.inf
         for _ in range(3):
             start = time.perf_counter()
-            reassoc.linear_attention(q, k, v, "elu+1", **options).sum().backward()
+            rule = rules.Delta(k[..., 0].sigmoid()) if delta else rules.Sum()
+            reassoc.linear_attention(q, k, v, "elu+1", rule=rule, **options).sum().backward()
             best = min(best, time.perf_counter() - start)
         return best
 
-    assert seconds(160_000) / seconds(40_000) < 9
+    assert seconds(80_000) / seconds(20_000) < 9
 
 
 def test_a_windowed_step_does_not_build_states():
@@ -234,11 +246,13 @@ def test_a_windowed_step_does_not_build_states():
     assert (time.perf_counter() - start) / 10 < 0.1  # states of single positions took a second
 
 
-def test_compiled_for_any_length_at_once():
+@pytest.mark.parametrize("delta", [False, True])
+def test_compiled_for_any_length_at_once(delta):
     phi = PositiveFeatures(4, 8)
 
     def call(q, k, v, eps):
-        return reassoc.linear_attention(q, k, v, phi, causal=True, eps=eps)
+        rule = rules.Delta(k[..., 0].sigmoid()) if delta else rules.Sum()
+        return reassoc.linear_attention(q, k, v, phi, rule=rule, normalize="attention", causal=True, eps=eps)
 
     torch._dynamo.reset()
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")

@@ -12,7 +12,7 @@ import torch
 import reassoc
 from reassoc import AttentionState, linear_attention, read, step, summarize
 from reassoc.feature_maps import DPFP, ELU1, Exp, PositiveFeatures, TrigonometricFeatures
-from reassoc.rules import Decay, Sum
+from reassoc.rules import Decay, Delta, GatedDelta, Sum
 
 B, H, G, D, E = 2, 4, 2, 8, 3
 
@@ -414,3 +414,50 @@ def test_examples_run(name):
     module = importlib.import_module(name)
     found = doctest.testmod(module)
     assert found.attempted and not found.failed
+
+
+@pytest.mark.parametrize("normalize", ["sum", "attention", "none"])
+@pytest.mark.parametrize("name", MAPS)
+def test_the_state_of_a_delta_rule_is_at_true_scale(name, normalize, tmp_path):
+    """No scale beside it, even of an exponential map; otherwise a state like any other."""
+    q, k, v = tensors(6)
+    rule = GatedDelta(torch.full((B, G, 6), 0.1), torch.tensor([-0.1, -1.0]))
+    options = {"rule": rule, "normalize": normalize, "causal": True, "return_state": True}
+    with torch.no_grad():
+        want, state = linear_attention(q, k, v, MAPS[name], **options)
+        fresh = AttentionState.zeros(MAPS[name], B, G, E, rule=rule, normalize=normalize)
+        assert fresh.log_scale is None and state.log_scale is None
+        assert parts(fresh).keys() == parts(state).keys()
+        got, after = linear_attention(q, k, v, MAPS[name], state=fresh, **options)
+        assert torch.equal(got, want)
+        assert_equal(parts(after), parts(state))
+        state.save(tmp_path / "state")
+        assert_equal(parts(AttentionState.load(tmp_path / "state")), parts(state))
+        picked = state.reorder(torch.tensor([1]))
+        assert torch.equal(picked.S, state.S[1:])
+        moved = state.to(torch.float64)
+        assert torch.equal(moved.S, state.S.double())
+
+
+def test_a_summary_of_a_delta_rule_holds_the_matrix_that_acts_on_s():
+    """M S + B by hand, with z acted on by the decay alone."""
+    _, k, v = tensors(6, dtype=torch.float64)
+    beta, gate = torch.full((B, G, 6), 0.1).double(), torch.tensor([-0.1, -1.0]).double()
+    for normalize in ("sum", "sum+attention"):
+        options = {"normalize": normalize}
+        run = summarize(k, v, "elu+1", GatedDelta(beta, gate), **options)
+        assert run.transition.shape == (B, G, D, D)
+        whole, half = (
+            summarize(k[:, :, :n], v[:, :, :n], "elu+1", Delta(beta[..., :n]), **options) for n in (6, 3)
+        )
+        rest = summarize(k[:, :, 3:], v[:, :, 3:], "elu+1", Delta(beta[..., 3:]), **options)
+        assert whole.log_decay is None
+        torch.testing.assert_close(rest.transition @ half.transition, whole.transition)
+        start = AttentionState.zeros(
+            MAPS["elu+1"], B, G, E, rule=GatedDelta(beta, gate), dtype=torch.float64, **options
+        )
+        once = start.apply(run)
+        twice = once.apply(run)
+        torch.testing.assert_close(twice.S, run.transition @ once.S + once.S)
+        if twice.z is not None:
+            torch.testing.assert_close(twice.z, run.log_decay.exp() * once.z + once.z)

@@ -228,7 +228,6 @@ def test_delta_rules_by_hand(case):
     close(S, expect["final_S"])
 
 
-@pytest.mark.skipif(not hasattr(rules, "Delta"), reason="the delta rules are not part of the library yet")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["delta-sum-normalised-elu", "gated-delta-sum-normalised-elu"])
 def test_delta_rules(name, backend):

@@ -4,7 +4,8 @@ from . import feature_maps, rules
 from ._attention import linear_attention
 from ._citation import citation
 from ._state import AttentionState
-from ._stream import read, step, summarize
+from ._stream import read, step
+from ._summarize import summarize
 from ._summary import Summary, compose
 from ._weights import attention_matrix
 from .kernels import backends

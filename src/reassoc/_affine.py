@@ -46,6 +46,19 @@ def add_compensated(S: Tensor, written: Tensor, lost: Tensor) -> tuple[Tensor, T
     return total, (total - S) - term
 
 
+def accumulate(
+    before: Tensor, written: Tensor, lost: Tensor | None, into: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor | None]:
+    """``before + written`` and what rounding took from it, written to the two tensors ``into`` if given.
+
+    Without ``lost`` (where gradients are wanted) it is a plain sum.
+    """
+    if lost is None:
+        return before + written, None
+    total, left = add_compensated(before, written, lost)
+    return (total, left) if into is None else (into[0].copy_(total), into[1].copy_(left))
+
+
 def add_decays(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Logarithm of the product of two diagonals, ``None`` meaning one."""
     if first is None or second is None:

@@ -12,10 +12,10 @@ from ._checks import check_mask, check_tensor, check_visibility, key_heads
 from ._layout import check_boundaries, interleave
 from ._normalize import divide, settle, unscale
 from ._prepare import Keys, Queries, Settings, prepare_queries, settings
+from ._problem import pose
 from ._state import AttentionState, check_state, empty_tail, state_dtype
 from ._summary import Tail
 from .feature_maps import FeatureMap
-from .kernels.additive.problem import Problem
 from .rules import Rule
 
 
@@ -57,7 +57,8 @@ def linear_attention(
 ) -> Tensor | tuple[Tensor, AttentionState]:
     """Kernel attention ``o_i = phi(q_i)^T S / phi(q_i)^T z`` with ``S = sum_j phi(k_j) v_j^T``.
 
-    Exact for the kernel named; linear in the number of tokens.
+    Exact for the kernel named; linear in the number of tokens. Other rules change how S is written,
+    see :mod:`reassoc.rules`.
 
     Args:
         query: ``(B, H, N, d)``, any floating dtype.
@@ -65,7 +66,9 @@ def linear_attention(
         value: ``(B, G, M, e)``.
         feature_map: a :class:`reassoc.feature_maps.FeatureMap`, or the name of one without
             parameters or randomness.
-        rule: :class:`reassoc.rules.Sum` (default) or :class:`reassoc.rules.Decay`.
+        rule: :class:`reassoc.rules.Sum` (default), :class:`reassoc.rules.Decay`,
+            :class:`reassoc.rules.Delta` or :class:`reassoc.rules.GatedDelta`. The delta rules need
+            ``causal``, a named ``normalize`` and no ``window``.
         normalize: ``"attention"`` (default) divides by ``phi(q)^T z``; ``"sum"`` divides every feature
             vector by its own sum; ``"sum+attention"`` does both; ``"none"`` neither.
         causal: query i sees keys 0..i; needs N == M.
@@ -114,7 +117,7 @@ def linear_attention(
     )
     key_heads(heads, groups, s.map)
     check_mask("key_mask", key_mask, (batch, keys), key.device)
-    check_visibility(causal, window, length, keys)
+    check_visibility(s.rule, causal, window, length, keys)
     sequences = batch
     if cu_seqlens is not None:
         sequences = _check_packing(cu_seqlens, batch, length, keys)
@@ -130,28 +133,21 @@ def linear_attention(
         cu_keys, tail = cu_seqlens, None
         if window is not None and (state is not None or return_state):
             cu_keys, tail = _prepend_tail(ready, state, window - 1, cu_seqlens, sequences)
-        problem = Problem(
-            queries.features,
-            ready.features,
-            ready.value,
-            ready.log_decay,
-            ready.mask,
-            cu_seqlens,
-            cu_keys,
-            None if state is None or window is not None else state._memory.to(dtype),
-            None if state is None or window is not None or state._scale is None else state._scale.to(dtype),
-            causal,
-            window,
-        )
-        answer = kernels.additive(problem, s.backend)
+        # With a window everything that is carried is in the tail.
+        memory, scale = (None, None) if state is None or window is not None else state._parts(dtype)
+        problem = pose(
+            queries.features, ready, s, cu_queries=cu_seqlens, cu_keys=cu_keys, memory=memory, scale=scale,
+            causal=causal, window=window,
+        )  # fmt: skip
+        answer = kernels.solve(problem, s.backend)
         output = finish(answer.read, answer.log_row, s, queries).to(query.dtype)
         if not return_state:
             return output
         memory, scale = answer.memory, answer.scale
-        if memory is None:  # with a window everything is in the tail
+        if memory is None:
             shape = (sequences, groups, s.map.feature_dim, columns)
             memory = ready.value.new_zeros(shape)
-            scale = memory.new_full(shape[:-1], -torch.inf) if problem.exponential else None
+            scale = None if ready.features.log is None else memory.new_full(shape[:-1], -torch.inf)
         kept = state_dtype(query.dtype)
         seen = _count(key_mask, cu_seqlens, sequences, keys, query.device)
         if state is not None:

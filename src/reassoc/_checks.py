@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .feature_maps import FeatureMap
+from .rules import Rule
 
 
 def check_tensor(
@@ -48,8 +49,14 @@ def check_mask(name: str, mask: Tensor | None, shape: tuple[int, int], device: t
         raise TypeError(f"{name} must be on {device}, got {mask.device}")
 
 
-def check_visibility(causal: bool, window: int | None, queries: int, keys: int) -> None:
-    """``causal`` needs as many queries as keys, and ``window`` needs ``causal``."""
+def check_visibility(rule: Rule, causal: bool, window: int | None, queries: int, keys: int) -> None:
+    """``causal`` needs as many queries as keys, ``window`` needs ``causal``, delta rules are causal."""
+    if rule.family == "delta" and not causal:
+        raise ValueError(
+            f"rule {type(rule).__name__} needs causal=True: what a key writes depends on the keys before it. "
+            "For queries that all read the final state, use read(query, feature_map, state) with the state "
+            "of return_state=True or of AttentionState.apply(summarize(...))"
+        )
     if causal and queries != keys:
         raise ValueError(
             f"causal=True needs as many queries as keys, got N={queries} and M={keys}; for queries that "

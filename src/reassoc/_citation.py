@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .feature_maps import FeatureMap
-from .rules import Decay, Sum
+from .rules import Decay, Delta, GatedDelta, Sum
 
 _TYPES = {"C": "inproceedings", "J": "article", "A": "misc"}
 
@@ -62,9 +62,23 @@ _PAPERS = {
         "C", "Yang, Songlin and Wang, Bailin and Shen, Yikang and Panda, Rameswar and Kim, Yoon",
         "Gated Linear Attention Transformers with Hardware-Efficient Training", "ICML", 2024,
     ),
+    "yang2025": (
+        "C", "Yang, Songlin and Kautz, Jan and Hatamizadeh, Ali",
+        "Gated Delta Networks: Improving {Mamba2} with Delta Rule", "ICLR", 2025,
+    ),
+    "kimi2025": (
+        "A", "{Kimi Team}",
+        "Kimi Linear: An Expressive, Efficient Attention Architecture", "arXiv:2510.26692", 2025,
+    ),
 }  # fmt: skip
 
-_RULES = {"sum": ("katharopoulos2020",), "decay": ("sun2023", "yang2024")}
+_KINDS = (Sum, Decay, Delta, GatedDelta)
+_RULES = {
+    "sum": ("katharopoulos2020",),
+    "decay": ("sun2023", "yang2024"),
+    "delta": ("schlag2021",),
+    "gated delta": ("schlag2021", "yang2025", "kimi2025"),
+}
 
 
 def citation(*objects: object) -> str:
@@ -86,7 +100,7 @@ def citation(*objects: object) -> str:
     """
     keys: dict[str, None] = {"katharopoulos2020": None}
     for thing in objects:
-        if isinstance(thing, Sum | Decay) or thing in (Sum, Decay):
+        if isinstance(thing, _KINDS) or thing in _KINDS:
             keys |= dict.fromkeys(_RULES[thing.name])
         elif isinstance(thing, FeatureMap):
             keys |= dict.fromkeys(thing.papers)

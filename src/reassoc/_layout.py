@@ -42,6 +42,18 @@ class PaddedBatch(NamedTuple):
     keys: Tensor
     key_mask: Tensor
 
+    def take_queries(self, x: Tensor) -> Tensor:
+        """``(1, H, N, ...)`` -> ``(k, H, L, ...)``."""
+        return x[0][:, self.queries].transpose(0, 1)
+
+    def take_keys(self, x: Tensor) -> Tensor:
+        """``(1, G, M, ...)`` -> ``(k, G, L, ...)``."""
+        return x[0][:, self.keys].transpose(0, 1)
+
+    def visible(self, key_mask: Tensor | None) -> Tensor:
+        """The mask ``(1, M)`` of the packed keys as one of these ``(k, L)``."""
+        return self.key_mask if key_mask is None else self.key_mask & key_mask[0][self.keys]
+
 
 def padded_batches(cu_queries: Tensor, cu_keys: Tensor) -> Iterator[PaddedBatch]:
     """Group packed sequences by the power of two of their length: at most half of it is padding."""

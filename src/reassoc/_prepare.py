@@ -11,10 +11,11 @@ from torch import Tensor
 
 from . import kernels
 from ._features import Features
+from ._gates import check_beta, expand_decay
 from ._normalize import NORMALIZATIONS, POLICIES, sum_normalize
 from ._summary import Origin, Tail
 from .feature_maps import FeatureMap, parameterless
-from .rules import Decay, Rule, Sum
+from .rules import Decay, Delta, GatedDelta, Rule, Sum
 
 _NAMED: dict[tuple[str, int], FeatureMap] = {}
 
@@ -80,14 +81,29 @@ def settings(
     if feature_map.dim != dim:
         raise ValueError(f"feature_map has dim={feature_map.dim}, queries and keys have size {dim}")
     rule = Sum() if rule is None else rule
-    if not isinstance(rule, Sum | Decay):
-        raise TypeError(f"rule must be rules.Sum() or rules.Decay(log_decay), got {rule!r}")
+    if not isinstance(rule, Sum | Decay | Delta | GatedDelta):
+        raise TypeError(
+            "rule must be rules.Sum(), rules.Decay(log_decay), rules.Delta(beta) or "
+            f"rules.GatedDelta(beta, log_decay), got {rule!r}"
+        )
+    if rule.family == "delta" and normalize is None:
+        raise ValueError(
+            f"normalize must be named for rule {type(rule).__name__}: 'sum' (as published) and 'none' are "
+            "usual; 'attention' shrinks outputs over time, since z adds up while S does not, and is there "
+            "for comparison"
+        )
     normalize = "attention" if normalize is None else normalize
     for name, got, known in (("normalize", normalize, NORMALIZATIONS), ("undefined", undefined, POLICIES)):
         if got not in known:
             raise ValueError(f"{name} must be one of {known}, got {got!r}")
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ValueError(f"window must be a positive number of positions, got {window!r}")
+    if window is not None and rule.family == "delta":
+        raise ValueError(
+            f"window cannot be used with rule {type(rule).__name__}: what a token wrote depends on all keys "
+            "before it, so none can be left out later. Use rules.GatedDelta(beta, log_decay) to forget, or "
+            "an additive rule"
+        )
     if isinstance(eps, bool) or not isinstance(eps, int | float):
         raise TypeError(f"eps must be a number, got {type(eps).__name__}")
     eps = float(eps)
@@ -167,19 +183,24 @@ class Keys:
         self, key: Tensor, value: Tensor, mask: Tensor | None, s: Settings, dtype: torch.dtype
     ) -> None:
         log_decay = expand_decay(s.rule, key, s.map.feature_dim, dtype)
+        beta = check_beta(s.rule, key, dtype)
         if mask is not None:
             hidden = ~mask[:, None, :, None]
             key, value = key.masked_fill(hidden, 0.0), value.masked_fill(hidden, 0.0)
             log_decay = None if log_decay is None else log_decay.masked_fill(hidden, 0.0)
+            beta = None if beta is None else beta.masked_fill(hidden[..., 0], 0.0)
         key = key.to(dtype)
         features = check_features(s.map.key_features(key), s.map, key, "key")
         if "sum" in s.normalize:
             visible = None if mask is None else mask[:, None, :, None]
             features, _ = sum_normalize(features, s.undefined, "key", visible)
+        if s.rule.family == "delta":  # not linear in the key: its true scale is what counts
+            features = Features(features.value(), None)
         value = value.to(dtype)
         if s.has_z:
-            value = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
+            value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], dim=-1)
         self.features, self.value, self.log_decay, self.mask = features, value, log_decay, mask
+        self.beta = beta
 
     def tail(self) -> Tail:
         """All positions in the form that a state keeps."""
@@ -193,22 +214,3 @@ class Keys:
         """Take positions from that form."""
         self.features = Features(tail.mantissa, tail.log)
         self.value, self.log_decay, self.mask = tail.value, tail.log_decay, tail.mask
-
-
-def expand_decay(rule: Rule, key: Tensor, features: int, dtype: torch.dtype) -> Tensor | None:
-    """The gates as ``(B, G, M, 1 or r)``."""
-    gate = rule.log_decay
-    if gate is None:
-        return None
-    batch, heads, length, _ = key.shape
-    shapes = {1: (heads,), 3: (batch, heads, length), 4: (batch, heads, length, features)}
-    if tuple(gate.shape) != shapes[gate.ndim]:
-        raise ValueError(
-            f"log_decay must have shape (G,) = {(heads,)}, (B, G, M) = {(batch, heads, length)} or "
-            f"(B, G, M, r) = {(batch, heads, length, features)}, got {tuple(gate.shape)}"
-        )
-    if gate.device != key.device:
-        raise TypeError(f"log_decay must be on {key.device}, got {gate.device}")
-    if gate.ndim == 1:
-        gate = gate[None, :, None].expand(batch, heads, length)
-    return (gate if gate.ndim == 4 else gate[..., None]).to(dtype)

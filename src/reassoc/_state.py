@@ -14,7 +14,7 @@ from ._affine import advance
 from ._checks import check_map_heads
 from ._files import atomic_write
 from ._prepare import settings
-from ._summary import Origin, Summary, Tail, require_same_shape
+from ._summary import Origin, Summary, Tail, act, require_same_shape
 from .feature_maps import FeatureMap
 from .rules import Rule
 
@@ -146,7 +146,7 @@ class AttentionState:
             features = feature_map.key_features(example)
         memory = example.new_zeros(batch, key_heads, feature_map.feature_dim, value_dim + s.has_z)
         scale = None
-        if features.log is not None:
+        if features.log is not None and s.rule.family == "additive":
             scale = example.new_full((batch, key_heads, feature_map.feature_dim), -torch.inf)
         length = torch.zeros(batch, dtype=torch.int64, device=device)
         tail = None
@@ -191,7 +191,7 @@ class AttentionState:
         return self._map(lambda t: t.index_select(0, index.to(t.device)))
 
     def apply(self, summary: Summary) -> AttentionState:
-        """The state after the run that ``summary`` describes.
+        """The state after the run that ``summary`` describes: ``M S + B``.
 
         Raises:
             ValueError: different origin, or a state with a window (its tail needs the keys themselves).
@@ -200,9 +200,7 @@ class AttentionState:
             raise TypeError(f"apply takes a Summary, got {type(summary).__name__}; make one with summarize")
         self._origin.require(summary.origin, "apply")
         require_same_shape("apply", self._memory, summary.memory)
-        memory, scale = advance(
-            self._memory, self._scale, summary.log_decay, summary.memory, summary.log_scale
-        )
+        memory, scale = act(summary, self._memory, self._scale)
         return AttentionState(memory, scale, self._length + summary.length, self._origin)
 
     def merge(self, other: AttentionState) -> AttentionState:
@@ -260,6 +258,10 @@ class AttentionState:
             return cls(tensors["memory"], tensors.get("log_scale"), tensors["length"], origin, kept)
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a state written by AttentionState.save: {error}") from error
+
+    def _parts(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Memory ``(B, G, r, c)`` and its scale, for a kernel."""
+        return self._memory.to(dtype), None if self._scale is None else self._scale.to(dtype)
 
     def _replace(
         self,

@@ -1,4 +1,4 @@
-"""One token at a time, reads without writes, and runs summarized on their own."""
+"""One token at a time, and reads without writes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from . import kernels
 from ._attention import finish, linear_attention
 from ._checks import check_mask, check_tensor, key_heads
-from ._features import Features
 from ._prepare import Keys, prepare_queries, settings
-from ._state import AttentionState, check_state, state_dtype
-from ._summary import Summary
+from ._state import AttentionState, check_state
 from .feature_maps import FeatureMap
+from .kernels.additive import recurrent as additive
 from .kernels.additive.chunked import read_state
-from .kernels.additive.problem import Problem
-from .kernels.additive.recurrent import token
+from .kernels.delta import recurrent as delta
 from .rules import Rule
 
 
@@ -90,27 +87,28 @@ def step(
         written = ready.features
         if key_mask is not None:
             written = written.hide(key_mask[:, None, :, None])
-        parts = (*features, *ready.features, ready.value, ready.log_decay, state._memory)
+        parts = (*features, *ready.features, ready.value, ready.beta, ready.log_decay, state._memory)
         tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in parts)
         # A row that "raise" refuses must leave the state as it was: then nothing is overwritten.
-        memory = state._memory.to(dtype)
+        memory, scale = state._parts(dtype)
         lost = None if tracked else state._lost
         # What inference mode made, only inference mode may overwrite.
         usable = torch.is_inference_mode_enabled() or not memory.is_inference()
         in_place = state._owned and lost is not None and undefined != "raise" and usable
         if lost is None and not tracked:
             lost = torch.zeros_like(memory)
-        scale = None if state._scale is None else state._scale.to(dtype)
-        read, row, memory, scale, lost = token(
-            features.map(lambda t: t.unflatten(1, (groups, -1))),
-            written,
-            ready.value,
-            None if ready.log_decay is None else ready.log_decay[:, :, 0],
-            memory,
-            scale,
-            lost,
-            in_place,
-        )
+        grouped = features.map(lambda t: t.unflatten(1, (groups, -1)))
+        log_decay = None if ready.log_decay is None else ready.log_decay[:, :, 0]
+        row: Tensor | None = None
+        if ready.beta is not None:
+            read, memory, lost = delta.token(
+                grouped.tensor, written.tensor, ready.value, ready.beta, log_decay, memory, lost, s.has_z,
+                in_place,
+            )  # fmt: skip
+        else:
+            read, row, memory, scale, lost = additive.token(
+                grouped, written, ready.value, log_decay, memory, scale, lost, in_place
+            )
         output = finish(read.flatten(1, 2), None if row is None else row.flatten(1, 2), s, queries)
     length = state._length + (1 if key_mask is None else key_mask[:, 0].long())
     state._replace(memory, scale, length, None, lost, owned=not tracked)
@@ -158,65 +156,8 @@ def read(
     with torch.autocast(query.device.type, enabled=False):
         dtype = s.accumulate(query.dtype)
         queries = prepare_queries(query, s, groups, dtype, state._scale is not None)
-        scale = None if state._scale is None else state._scale.to(dtype)
+        memory, scale = state._parts(dtype)
         grouped = queries.features.map(lambda t: t.unflatten(1, (groups, -1)))
-        found, row = read_state(grouped, state._memory.to(dtype), scale)
+        found, row = read_state(grouped, memory, scale)
         output = finish(found.flatten(1, 2), None if row is None else row.flatten(1, 2), s, queries)
     return output.to(query.dtype)
-
-
-def summarize(
-    key: Tensor,
-    value: Tensor,
-    feature_map: FeatureMap | str,
-    rule: Rule | None = None,
-    *,
-    normalize: str | None = None,
-    key_mask: Tensor | None = None,
-    backend: str = "auto",
-) -> Summary:
-    """The affine map of a run of tokens: what they do to any state.
-
-    ``state.apply(summarize(...))`` is the state after them, and :func:`reassoc.compose` joins runs:
-    the algebra behind chunks, pieces and several machines.
-
-    Args:
-        key: ``(B, G, M, d)``. value: ``(B, G, M, e)``.
-        feature_map, rule, normalize, key_mask, backend: as in :func:`reassoc.linear_attention`.
-
-    Returns:
-        A :class:`Summary`.
-    """
-    check_tensor("key", key, ("B", "G", "M", "d"))
-    batch, groups, length, dim = key.shape
-    check_tensor("value", value, (batch, groups, length, "e"), key, "key")
-    s = settings(feature_map, dim, rule=rule, normalize=normalize, backend=backend)
-    key_heads(groups, groups, s.map)
-    check_mask("key_mask", key_mask, (batch, length), key.device)
-    with torch.autocast(key.device.type, enabled=False):
-        dtype = s.accumulate(key.dtype)
-        ready = Keys(key, value, key_mask, s, dtype)
-        log = None if ready.features.log is None else ready.value.new_zeros(batch, groups, 0, 1)
-        nobody = Features(ready.value.new_zeros(batch, groups, 0, s.map.feature_dim), log)
-        answer = kernels.additive(
-            Problem(
-                nobody,
-                ready.features,
-                ready.value,
-                ready.log_decay,
-                key_mask,
-                None,
-                None,
-                None,
-                None,
-                False,
-                None,
-            ),
-            s.backend,
-        )
-        assert answer.memory is not None
-        kept = state_dtype(key.dtype)
-        decay = None if ready.log_decay is None else ready.log_decay.sum(2).to(kept)
-        count = torch.full((batch,), length, device=key.device) if key_mask is None else key_mask.sum(-1)
-        scale = None if answer.scale is None else answer.scale.to(kept)
-        return Summary(answer.memory.to(kept), scale, decay, count, s.origin)

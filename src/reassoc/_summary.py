@@ -1,8 +1,9 @@
 """The summary of a run of tokens, and its composition.
 
-A run of tokens acts on the state as an affine map ``S -> M S + B``. For the additive rules ``M`` is
-a diagonal, kept as a logarithm per feature, and ``B`` is what the run itself wrote. Chunking,
-streaming, windows, packing and machines in a row are this one composition used five ways.
+A run of tokens acts on the state as an affine map ``S -> M S + B``, with ``B`` what the run itself wrote.
+For the additive rules ``M`` is a diagonal, kept as a logarithm per feature; for the delta rules it is a
+matrix, the product of a decay and a Householder-like factor per token. Chunking, streaming, windows,
+packing and machines in a row are this one composition used five ways.
 
 The state, a summary whose M is forgotten, is in :mod:`reassoc._state`.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ._affine import add_decays, advance
@@ -68,9 +70,12 @@ class Summary:
     Attributes:
         memory: ``(B, G, r, c)``: S, and z as a last column where the normalization keeps one.
         log_scale: ``(B, G, r)``, or ``None`` where features are not exponential.
-        log_decay: ``(B, G, r or 1)``: the diagonal M as a logarithm, ``None`` for the identity.
+        log_decay: ``(B, G, r or 1)``: the diagonal M as a logarithm, ``None`` for the identity. With a
+            ``transition`` it acts on z alone, which no rule reduces.
         length: int64 ``(B,)``: how many real keys the run holds.
         origin: which map, rule and normalization made it.
+        transition: ``(B, G, r, r)``: the M of S under a delta rule, decays included; ``None`` for the
+            additive rules.
     """
 
     memory: Tensor
@@ -78,6 +83,7 @@ class Summary:
     log_decay: Tensor | None
     length: Tensor
     origin: Origin
+    transition: Tensor | None = None
 
 
 def require_same_shape(what: str, mine: Tensor, other: Tensor) -> None:
@@ -89,8 +95,24 @@ def require_same_shape(what: str, mine: Tensor, other: Tensor) -> None:
         )
 
 
+def act(
+    summary: Summary,
+    memory: Tensor,  # (B, G, r, c) what was written before
+    scale: Tensor | None,  # (B, G, r)
+) -> tuple[Tensor, Tensor | None]:
+    """``M S + B``: the memory and the scale after the run."""
+    if summary.transition is None:
+        return advance(memory, scale, summary.log_decay, summary.memory, summary.log_scale)
+    has_z = "attention" in summary.origin.normalize
+    S = summary.transition @ (memory[..., :-1] if has_z else memory)
+    if not has_z:
+        return S + summary.memory, None
+    z, _ = advance(memory[..., -1:], None, summary.log_decay, summary.memory[..., -1:], None)
+    return torch.cat([S + summary.memory[..., :-1], z], dim=-1), None
+
+
 def compose(first: Summary, second: Summary) -> Summary:
-    """The summary of ``first`` followed by ``second``. Associative; not commutative under a decay.
+    """The summary of ``first`` followed by ``second``. Associative; commutative only for the rule Sum.
 
     Raises:
         ValueError: the two were made by different maps, rules or normalizations, or differ in shape.
@@ -101,8 +123,10 @@ def compose(first: Summary, second: Summary) -> Summary:
             raise TypeError(f"compose joins summaries, got {type(thing).__name__}")
     first.origin.require(second.origin, "compose")
     require_same_shape("compose", first.memory, second.memory)
-    memory, log_scale = advance(
-        first.memory, first.log_scale, second.log_decay, second.memory, second.log_scale
-    )
+    memory, log_scale = act(second, first.memory, first.log_scale)
     log_decay = add_decays(first.log_decay, second.log_decay)
-    return Summary(memory, log_scale, log_decay, first.length + second.length, first.origin)
+    transition = None
+    if first.transition is not None and second.transition is not None:
+        transition = second.transition @ first.transition
+    length = first.length + second.length
+    return Summary(memory, log_scale, log_decay, length, first.origin, transition)

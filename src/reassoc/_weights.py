@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import kernels
 from ._attention import finish
 from ._checks import check_mask, check_tensor, check_visibility, key_heads
 from ._prepare import Keys, prepare_queries, settings
+from ._problem import pose
 from .feature_maps import FeatureMap
-from .kernels.additive.problem import Problem
 from .kernels.additive.reference import weights
+from .kernels.delta import problem as delta
 from .rules import Rule
 
 
@@ -51,32 +53,28 @@ def attention_matrix(
     )  # fmt: skip
     key_heads(heads, groups, s.map)
     check_mask("key_mask", key_mask, (batch, keys), key.device)
-    check_visibility(causal, window, length, keys)
+    check_visibility(s.rule, causal, window, length, keys)
     rows = slice(None) if rows is None else rows
     if not isinstance(rows, slice):
         raise TypeError(f"rows must be a slice of query positions, got {type(rows).__name__}")
     with torch.autocast(query.device.type, enabled=False):
         ready = Keys(key, key[..., :0], key_mask, s, torch.float64)
         queries = prepare_queries(query, s, groups, torch.float64, ready.features.log is not None)
-        problem = Problem(
-            queries.features,
-            ready.features,
-            ready.value,
-            ready.log_decay,
-            key_mask,
-            None,
-            None,
-            None,
-            None,
-            causal,
-            window,
-        )
-        found, _, scale = weights(problem, rows)
+        if ready.beta is not None:
+            # What is read when every key's value is a unit vector of its own.
+            eye = torch.eye(keys, dtype=torch.float64, device=key.device).expand(batch, groups, -1, -1)
+            ready.value = torch.cat([eye, ready.value], dim=-1)
+        problem = pose(queries.features, ready, s, causal=causal, window=window)
+        scale: Tensor | None = None
+        if isinstance(problem, delta.Problem):
+            found = kernels.solve(problem, "reference").read[:, :, rows]
+        else:
+            found, _, scale = weights(problem, rows)
+            if s.has_z:
+                found = torch.cat([found, found.sum(-1, keepdim=True)], dim=-1)
         part = queries._replace(
             log_row=None if queries.log_row is None else queries.log_row[:, :, rows],
             empty=None if queries.empty is None else queries.empty[:, :, rows],
         )
-        if s.has_z:
-            found = torch.cat([found, found.sum(-1, keepdim=True)], dim=-1)
         found = finish(found, scale, s, part)
     return found.to(query.dtype)

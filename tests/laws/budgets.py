@@ -1,7 +1,9 @@
 """Error budgets: the one place where the suite says how close is close enough (design, section 5).
 
 A budget is relative to `sum_j |w_ij| |v_j| / |den_i|`, the size of the output itself for positive weights.
-Signed maps also carry the relative error of a cancelling denominator (see `oracle.Result.scale`).
+Signed maps also carry the relative error of a cancelling denominator (see `oracle.Result.scale`). Delta rules
+take back what they wrote, so their weights are differences: their unit is what the weights change by when
+every product that they are made of changes by one unit of itself (see `oracle._delta`).
 """
 
 from __future__ import annotations

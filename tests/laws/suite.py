@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
+import pytest
 import torch
 from torch import Tensor
 
@@ -23,7 +25,12 @@ from reassoc import feature_maps, rules
 
 BACKENDS = ("reference", "torch")
 NORMALIZATIONS = ("attention", "sum", "sum+attention", "none")
-RULES = ("sum", "decay-head", "decay-token", "decay-feature")
+RULES = (
+    "sum", "decay-head", "decay-token", "decay-feature",
+    "delta", "gated-delta-head", "gated-delta-token", "gated-delta-feature",
+)  # fmt: skip
+ADDITIVE = RULES[:4]
+DELTA = RULES[4:]
 B, H, G, DIM, E = 2, 4, 2, 4, 3  # batch, query heads, key heads, query and key size, value size
 
 # ---------------------------------------------------------------------------------------------------------
@@ -173,6 +180,18 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
+def fits(rule: str, layout: str | Layout) -> bool:
+    """Whether a rule has a meaning in a layout: delta rules are causal and have no window."""
+    layout = LAYOUTS[layout] if isinstance(layout, str) else layout
+    return rule in ADDITIVE or (layout.causal and layout.window is None)
+
+
+def rule_for(index: int, layout: str | Layout, rules: tuple[str, ...] = RULES) -> str:
+    """One of the rules that fit a layout, in turn: for tests that spread the rules over their cases."""
+    fitting = [rule for rule in rules if fits(rule, layout)]
+    return fitting[index % len(fitting)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One point of the product."""
@@ -188,8 +207,9 @@ class Case:
 
 
 def _cover(maps: tuple[str, ...]) -> list[Case]:
-    """The whole product, without a choice of what matters."""
-    return [Case(*parts) for parts in itertools.product(maps, RULES, NORMALIZATIONS, LAYOUTS, BACKENDS)]
+    """The whole product of what makes sense, without a choice of what matters."""
+    product = itertools.product(maps, RULES, NORMALIZATIONS, LAYOUTS, BACKENDS)
+    return [case for case in (Case(*parts) for parts in product) if fits(case.rule, case.layout)]
 
 
 CASES = _cover(MAPS)
@@ -205,26 +225,22 @@ class Inputs:
     log_decay: Tensor | None
     key_mask: Tensor | None
     layout: Layout
+    beta: Tensor | None = None
 
     def leaves(self) -> dict[str, Tensor]:
         """The differentiable tensors."""
         found = {"query": self.query, "key": self.key, "value": self.value}
         if self.log_decay is not None:
             found["log_decay"] = self.log_decay
+        if self.beta is not None:
+            found["beta"] = self.beta
         return found
 
     def to(self, dtype: torch.dtype) -> Inputs:
-        """The same numbers rounded to another dtype (log_decay stays at least float32)."""
-        gate = None
-        if self.log_decay is not None:
-            gate = self.log_decay.to(torch.promote_types(dtype, torch.float32))
-        return dataclasses.replace(
-            self,
-            query=self.query.to(dtype),
-            key=self.key.to(dtype),
-            value=self.value.to(dtype),
-            log_decay=gate,
-        )
+        """The same numbers rounded to another dtype (gates stay at least float32)."""
+        gates = torch.promote_types(dtype, torch.float32)
+        kinds = {"query": dtype, "key": dtype, "value": dtype, "log_decay": gates, "beta": gates}
+        return dataclasses.replace(self, **{name: t.to(kinds[name]) for name, t in self.leaves().items()})
 
     def requires_grad(self, only: tuple[str, ...] | None = None) -> Inputs:
         """Leaves that ask for gradients."""
@@ -246,10 +262,33 @@ class Inputs:
             value=self.value[:, :, start:stop],
             log_decay=gate,
             key_mask=None if self.key_mask is None else self.key_mask[:, start:stop],
+            beta=None if self.beta is None else self.beta[:, :, start:stop],
         )
+
+    def heads(self, query: slice, key: slice, batch: slice = slice(None)) -> Inputs:
+        """Some heads of some sequences."""
+        gate, mask = self.log_decay, self.key_mask
+        if gate is not None:
+            gate = gate[key] if gate.dim() == 1 else gate[batch, key]
+        return dataclasses.replace(
+            self,
+            query=self.query[batch, query],
+            key=self.key[batch, key],
+            value=self.value[batch, key],
+            log_decay=gate,
+            key_mask=None if mask is None else mask[batch],
+            beta=None if self.beta is None else self.beta[batch, key],
+        )
+
+    def normalize(self, named: str | None) -> str | None:
+        """The normalization of a call: delta rules have no default, tests take "sum" for one."""
+        return "sum" if named is None and self.beta is not None else named
 
     def rule(self):
         """The rule object of the library."""
+        if self.beta is not None:
+            gate = self.log_decay
+            return rules.Delta(self.beta) if gate is None else rules.GatedDelta(self.beta, gate)
         return rules.Sum() if self.log_decay is None else rules.Decay(self.log_decay)
 
     def options(self) -> dict[str, Any]:
@@ -268,24 +307,39 @@ def away_from_zero(x: Tensor, gap: float = 0.05) -> Tensor:
 
 def draw_decay(rule: str, batch: int, heads: int, m: int, r: int, seed: int) -> Tensor | None:
     """A log_decay of the rule's shape: mostly mild, some strong, some tokens that reset."""
-    if rule == "sum":
+    if rule in ("sum", "delta"):
         return None
     generator = torch.Generator().manual_seed(seed)
-    shape = {"decay-head": (heads,), "decay-token": (batch, heads, m), "decay-feature": (batch, heads, m, r)}[
-        rule
-    ]
+    per = rule.rpartition("-")[2]
+    shape = {"head": (heads,), "token": (batch, heads, m), "feature": (batch, heads, m, r)}[per]
     gate = torch.rand(*shape, generator=generator, dtype=torch.float64)
-    if rule == "decay-head":
+    if per == "head":
         return -0.01 - 0.1 * gate
     gate = torch.where(gate < 0.03, torch.full_like(gate, -math.inf), -0.3 * gate.square())
     gate[:, :, -1:] = -0.1  # a reset at the end would leave reads that are not causal with one key
     return gate
 
 
+def draw_beta(case_map: str, key: Tensor, normalize: str, seed: int) -> Tensor:
+    """Writing strengths with beta |phi(k)|^2 in (0, 1): where a delta rule forgets and does not blow up."""
+    generator = torch.Generator().manual_seed(seed)
+    strength = 0.05 + 0.9 * torch.rand(*key.shape[:3], generator=generator, dtype=torch.float64)
+    phi = make_map(case_map, heads=key.shape[1])
+    with torch.no_grad():
+        found = features(case_map, phi, key, "key", key.shape[1])
+        if "sum" in normalize:
+            found, _, _ = oracle.sum_normalized(found, "zero")
+    return strength / found.value().square().sum(-1).clamp_min(1.0)
+
+
 def draw(
-    case_map: str, rule: str, layout: str | Layout, *, seed: int = 0, norm: float = 1.0, r: int | None = None
-) -> Inputs:
-    """Inputs of one case in float64. Signed maps get inputs that keep their denominators away from zero."""
+    case_map: str, rule: str, layout: str | Layout, *, seed: int = 0, norm: float = 1.0, r: int | None = None,
+    normalize: str | None = None,
+) -> Inputs:  # fmt: skip
+    """Inputs of one case in float64. Signed maps get inputs that keep their denominators away from zero.
+
+    Delta rules need ``normalize``, the one of the call (None: "sum"), to have a beta that suits it.
+    """
     layout = LAYOUTS[layout] if isinstance(layout, str) else layout
     batch = 1 if layout.cu_seqlens is not None else B
     m = layout.n if layout.m is None else layout.m
@@ -304,33 +358,49 @@ def draw(
         query, key = query + 0.6, key + 0.6  # some vectors stay all zero or nearly so: rows without weight
         query, key = away_from_zero(query), away_from_zero(key)
     value = normal(batch, G, m, E)
-    if rule == "decay-feature" and r is None:
+    if rule.endswith("feature") and r is None:
         r = make_map(case_map).feature_dim
     gate = draw_decay(rule, batch, G, m, r or 1, 2000 + seed)
     mask = None
     if layout.masked:
         mask = torch.rand(batch, m, generator=generator) < 0.7
         mask[-1, : m // 3] = False  # left padding: the first queries of that row see no key
-    return Inputs(query, key, value, gate, mask, layout)
+    beta = draw_beta(case_map, key, normalize or "sum", 3000 + seed) if rule in DELTA else None
+    return Inputs(query, key, value, gate, mask, layout, beta)
 
 
 def call(phi, inputs: Inputs, *, normalize: str | None = None, backend: str = "auto", **more):
     """`reassoc.linear_attention` on `inputs`."""
     options = {**inputs.options(), **more}
+    require(backend, inputs)
     return reassoc.linear_attention(
         inputs.query,
         inputs.key,
         inputs.value,
         phi,
         rule=inputs.rule(),
-        normalize=normalize,
+        normalize=inputs.normalize(normalize),
         backend=backend,
         **options,
     )
 
 
+def supports(backend: str, inputs: Inputs) -> bool:
+    """What a backend of `BACKENDS` takes: the one place where it may be excused from a law."""
+    return True
+
+
+def require(backend: str, inputs: Inputs) -> None:
+    """Leave a test, or this example of hypothesis, whose backend does not take such inputs."""
+    if supports(backend, inputs):
+        return
+    if hypothesis.currently_in_test_context():
+        hypothesis.reject()
+    pytest.skip(f"backend {backend} does not take these inputs")
+
+
 def expect(
-    name: str, phi, inputs: Inputs, *, normalize: str = "attention", heads: int = G, **more
+    name: str, phi, inputs: Inputs, *, normalize: str | None = None, heads: int = G, **more
 ) -> oracle.Result:
     """The oracle on `inputs`, in float64; `phi` must be float64."""
     key = inputs.key.double()
@@ -344,7 +414,8 @@ def expect(
         features(name, phi, key, "key", heads),
         inputs.value.double(),
         log_decay=None if inputs.log_decay is None else inputs.log_decay.double(),
-        normalize=normalize,
+        beta=None if inputs.beta is None else inputs.beta.double(),
+        normalize=inputs.normalize(normalize) or "attention",
         key_mask=inputs.key_mask,
         **options,
         **more,
@@ -390,16 +461,18 @@ def assert_gradients_equal_the_oracle(
     logs: float = 0.0,
     stretch: float = 1.0,
     spread: float | None = None,
+    truth: dict[str, Tensor] | None = None,
 ) -> None:
     """Gradients of a random weighting of `output` against those of the oracle's output.
 
     A gradient of a query is a difference of terms as large as the row's scale times the incoming gradient
     times the slope of log phi (`stretch`); where they cancel, that size is what the budget is relative to.
+    ``truth``: the oracle's gradients, where they are already known.
     """
     from laws.budgets import assert_gradients_close
 
     weight = cotangent(result.output.detach(), result.undefined).to(dtype).double()
-    truth = gradients(result.output, weight, wanted)
+    truth = gradients(result.output, weight, wanted) if truth is None else truth
     floor = float((result.scale * weight.abs()).sum(-1).max()) * stretch
     spread = max(1.0, float(result.spread.max())) if spread is None else spread
     for name, gradient in gradients(output, weight, wanted, retain=True).items():
@@ -411,6 +484,7 @@ def step_through(
     phi, inputs: Inputs, *, state=None, normalize: str | None = None, backend: str = "auto", **more
 ):
     """Every token of a causal call through `reassoc.step`. Returns the outputs (B, H, N, e) and the state."""
+    require(backend, inputs)
     if state is None:
         state = fresh_state(phi, inputs, normalize=normalize)
     outputs = []
@@ -424,7 +498,7 @@ def step_through(
                 phi,
                 state,
                 rule=now.rule(),
-                normalize=normalize,
+                normalize=inputs.normalize(normalize),
                 window=inputs.layout.window,
                 key_mask=now.key_mask,
                 backend=backend,
@@ -443,7 +517,7 @@ def fresh_state(phi, inputs: Inputs, *, normalize: str | None = None):
         inputs.key.shape[1],
         inputs.value.shape[-1],
         rule=inputs.rule(),
-        normalize=normalize,
+        normalize=inputs.normalize(normalize),
         window=inputs.layout.window,
         dtype=dtype,
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from laws.budgets import assert_same
-from laws.suite import BACKENDS, MAPS, NORMALIZATIONS, RULES, Layout, call, draw, make_map, step_through
+from laws.suite import BACKENDS, MAPS, NORMALIZATIONS, Layout, call, draw, make_map, rule_for, step_through
 
 CUT = 70
 
@@ -25,11 +25,11 @@ def with_other_future(inputs, factor):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MAPS)
 def test_later_keys_change_nothing_before_them(name, backend, factor):
-    rule = RULES[MAPS.index(name) % len(RULES)]
     normalize = NORMALIZATIONS[MAPS.index(name) % len(NORMALIZATIONS)]
-    window = [None, None, 9][MAPS.index(name) % 3]
+    layout = Layout(100, causal=True, window=[None, None, 9][MAPS.index(name) % 3])
+    rule = rule_for(MAPS.index(name), layout)
     phi = make_map(name)
-    inputs = draw(name, rule, Layout(100, causal=True, window=window))
+    inputs = draw(name, rule, layout, normalize=normalize)
     other = with_other_future(inputs, factor)
     with torch.no_grad():
         before = call(phi, inputs, normalize=normalize, backend=backend)[:, :, :CUT]
@@ -58,7 +58,7 @@ def test_later_keys_change_nothing_in_float32(name, eps, factor):
 @pytest.mark.parametrize("factor", [1.0, 1000.0])
 @pytest.mark.parametrize("name", MAPS)
 def test_earlier_outputs_send_no_gradient_to_the_future(name, factor, backend):
-    rule = RULES[(MAPS.index(name) + 1) % len(RULES)]
+    rule = rule_for(MAPS.index(name) + 1, "causal")
     phi = make_map(name)
     inputs = with_other_future(draw(name, rule, Layout(100, causal=True)), factor).requires_grad()
     output = call(phi, inputs, backend=backend)[:, :, :CUT]
@@ -90,19 +90,10 @@ def test_a_broken_future_token_does_not_reach_back(name, poison):
 @pytest.mark.parametrize("name", MAPS)
 def test_a_row_does_not_depend_on_its_batch(name, layout, backend):
     """Row 0 beside a neighbour a thousand times larger equals row 0 alone."""
-    rule = RULES[MAPS.index(name) % len(RULES)]
+    rule = rule_for(MAPS.index(name), layout)
     phi = make_map(name)
     inputs = draw(name, rule, layout)
-    alone = dataclasses.replace(
-        inputs,
-        query=inputs.query[:1],
-        key=inputs.key[:1],
-        value=inputs.value[:1],
-        key_mask=None if inputs.key_mask is None else inputs.key_mask[:1],
-        log_decay=inputs.log_decay[:1]
-        if inputs.log_decay is not None and inputs.log_decay.dim() > 1
-        else inputs.log_decay,
-    )
+    alone = inputs.heads(slice(None), slice(None), slice(1))
     factor = torch.tensor([1.0, 1000.0], dtype=torch.float64).view(2, 1, 1, 1)
     beside = dataclasses.replace(inputs, query=inputs.query * factor, key=inputs.key * factor)
     with torch.no_grad():

@@ -6,12 +6,22 @@ normalization.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from .additive import chunked, reference, traced
-from .additive.problem import Answer, Problem
+from .additive import reference as additive_reference
+from .answer import Answer
+from .delta import problem as delta
+from .delta import reference as delta_reference
+from .traced import FAMILIES, Problem, traced
 
 BACKENDS = ("reference", "torch")
+_REFERENCES: dict[str, Callable[[Any], Answer]] = {
+    "additive": additive_reference.additive,
+    "delta": delta_reference.delta,
+}
 
 
 def choose(backend: str) -> str:
@@ -44,10 +54,11 @@ def backends() -> dict[str, str]:
     }
 
 
-def additive(problem: Problem, backend: str) -> Answer:
-    """Run a problem of the additive family on a backend that :func:`choose` returned."""
+def solve(problem: Problem, backend: str) -> Answer:
+    """Run a problem of either family on a backend that :func:`choose` returned."""
+    family = "delta" if isinstance(problem, delta.Problem) else "additive"
     if backend == "reference":
-        return reference.additive(problem)
+        return _REFERENCES[family](problem)
     if torch.compiler.is_compiling():
-        return traced.traced(problem)
-    return chunked.additive(problem)
+        return traced(family, problem)
+    return FAMILIES[family][1](problem)

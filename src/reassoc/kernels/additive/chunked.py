@@ -6,28 +6,26 @@ segments only the state is kept. Backward recomputes a segment from the state be
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..._features import Features
-from ..._layout import padded_batches
+from ..answer import Answer
+from ..packed import packed
+from ..segments import SEGMENT, pieces, walk
 from . import graded, plain
 from .chunks import KeyChunks, cut, decay_after, scan, write
-from .problem import Answer, Problem
+from .problem import Problem
 from .windows import chunk_size, split
-
-SEGMENT = 1024  # positions: long enough to amortize Python, short enough to stay in cache
 
 
 def additive(problem: Problem) -> Answer:
     """Answer a call of the additive family; see :class:`.problem.Problem`."""
     if problem.cu_queries is not None:
-        return _packed(problem)
+        assert problem.cu_keys is not None
+        return packed(problem, problem.cu_queries, problem.cu_keys, additive)
     problem = _mask(problem)
     return _causal(problem) if problem.causal else _bidirectional(problem)
 
@@ -50,18 +48,10 @@ def _start(p: Problem) -> tuple[Tensor, Tensor | None]:
     """The state before the first key."""
     if p.memory is not None:
         return p.memory, p.scale
-    features = max(part.shape[-1] for part in (*p.query, *p.key) if part is not None)
     batch, heads, _, columns = p.value.shape
-    memory = p.value.new_zeros(batch, heads, features, columns)
-    scale = p.value.new_full((batch, heads, features), -torch.inf) if p.exponential else None
+    memory = p.value.new_zeros(batch, heads, p.width, columns)
+    scale = p.value.new_full((batch, heads, p.width), -torch.inf) if p.exponential else None
     return memory, scale
-
-
-def _walk(function: Callable[..., Any], alone: bool, *inputs: Any) -> Any:
-    """Call ``function``; where gradients are wanted and it is one of many, keep only its inputs."""
-    if alone or not torch.is_grad_enabled():
-        return function(*inputs)
-    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 def _causal(p: Problem) -> Answer:
@@ -81,15 +71,14 @@ def _causal(p: Problem) -> Answer:
     query = p.query.map(lambda t: t.unflatten(1, (p.value.shape[1], -1)))
     memory, scale = _start(p)
     alone = length <= segment
-    # Pieces come from one split: slices would each send back a gradient as long as the sequence.
-    queries = [_pieces(t, segment, 3) for t in query]
+    queries = [pieces(t, segment, 3) for t in query]
     runs = [
         _key_pieces(t, segment, length, window, -torch.inf if name == "log" else 0.0)
         for name, t in (("mantissa", p.key.mantissa), ("log", p.key.log), ("", p.value), ("", p.log_decay))
     ]
     reads, rows = [], []
     for mantissa, log, key_mantissa, key_log, value, log_decay in zip(*queries, *runs, strict=False):
-        read, row, memory, scale = _walk(
+        read, row, memory, scale = walk(
             _segment, alone, Features(mantissa, log), Features(key_mantissa, key_log), value, log_decay,
             memory, scale, chunk, window, _graded(p),
         )  # fmt: skip
@@ -102,17 +91,12 @@ def _causal(p: Problem) -> Answer:
     return Answer(read, log_row, memory, scale)
 
 
-def _pieces(x: Tensor | None, size: int, axis: int) -> Iterator[Tensor | None]:
-    """Consecutive pieces of up to ``size`` positions; ``None`` for ever."""
-    return itertools.repeat(None) if x is None else iter(x.split(size, dim=axis))
-
-
 def _key_pieces(
     x: Tensor | None, segment: int, length: int, window: int | None, fill: float
 ) -> Iterator[Tensor | None]:
     """The keys of each segment, with the ``window`` positions before it, ``fill`` where there are none."""
     if x is None or window is None:
-        yield from _pieces(x, segment, 2)
+        yield from pieces(x, segment, 2)
         return
     short = window + length - x.shape[2]  # positions missing in front of the first segment's window
     last = length % segment or segment
@@ -178,15 +162,15 @@ def _bidirectional(p: Problem) -> Answer:
         written = write(KeyChunks(key.map(whole), whole(value), decay))
         return scan(written, memory, scale)[1:]
 
-    parts = zip(*(_pieces(t, step, 2) for t in (*p.key, p.value, p.log_decay)), strict=False)
+    parts = zip(*(pieces(t, step, 2) for t in (*p.key, p.value, p.log_decay)), strict=False)
     for mantissa, log, value, log_decay in parts if keys else ():
-        memory, scale = _walk(gather, keys <= step, Features(mantissa, log), value, log_decay, memory, scale)
+        memory, scale = walk(gather, keys <= step, Features(mantissa, log), value, log_decay, memory, scale)
     if length == 0:
         return _nothing_to_read(p)._replace(memory=memory, scale=scale)
     query = p.query.map(lambda t: t.unflatten(1, (p.value.shape[1], -1)))
     reads, rows = [], []
-    for mantissa, log in zip(*(_pieces(t, step, 3) for t in query), strict=False):
-        read, row = _walk(read_state, length <= step, Features(mantissa, log), memory, scale)
+    for mantissa, log in zip(*(pieces(t, step, 3) for t in query), strict=False):
+        read, row = walk(read_state, length <= step, Features(mantissa, log), memory, scale)
         reads.append(read)
         rows.append(row)
     log_row = None if rows[0] is None else torch.cat(rows, dim=3).flatten(1, 2)
@@ -253,57 +237,3 @@ def _nothing_to_read(p: Problem) -> Answer:
     if p.window is not None:
         return Answer(read, row, None, None)
     return Answer(read, row, memory, scale)
-
-
-def _packed(p: Problem) -> Answer:
-    """Packed sequences as a few padded batches of sequences of similar length."""
-    assert p.cu_queries is not None and p.cu_keys is not None
-    memory, scale = _start(p._replace(memory=None)) if p.memory is None else (p.memory, p.scale)
-    count = p.cu_queries.shape[0] - 1
-    memory, scale = (
-        memory.expand(count, *memory.shape[1:]),
-        None if scale is None else scale.expand(count, *scale.shape[1:]),
-    )
-    total = p.query.tensor.shape[2]
-    heads = p.query.tensor.shape[1]
-    read = p.value.new_zeros(total, heads, p.value.shape[-1])
-    log_row = p.value.new_zeros(total, heads) if p.exponential else None
-    memories, scales, order = [], [], []
-    for batch in padded_batches(p.cu_queries, p.cu_keys):
-
-        def queries(t: Tensor, index: Tensor = batch.queries) -> Tensor:
-            return t[0][:, index].transpose(0, 1)
-
-        def keys(t: Tensor, index: Tensor = batch.keys) -> Tensor:
-            return t[0][:, index].transpose(0, 1)
-
-        mask = batch.key_mask if p.key_mask is None else batch.key_mask & p.key_mask[0][batch.keys]
-        part = p._replace(
-            query=p.query.map(queries),
-            key=p.key.map(keys),
-            value=keys(p.value),
-            log_decay=None if p.log_decay is None else keys(p.log_decay),
-            key_mask=mask,
-            cu_queries=None,
-            cu_keys=None,
-            memory=memory[batch.sequences],
-            scale=None if scale is None else scale[batch.sequences],
-        )
-        answer = additive(part)
-        places = batch.queries[batch.query_mask]
-        read = read.index_copy(0, places, answer.read.transpose(1, 2)[batch.query_mask])
-        if log_row is not None and answer.log_row is not None:
-            log_row = log_row.index_copy(0, places, answer.log_row.transpose(1, 2)[batch.query_mask])
-        memories.append(answer.memory)
-        scales.append(answer.scale)
-        order.append(batch.sequences)
-    read = read.transpose(0, 1)[None]
-    log_row = None if log_row is None else log_row.transpose(0, 1)[None]
-    if p.window is not None:
-        return Answer(read, log_row, None, None)
-    if not order:
-        return Answer(read, log_row, memory, scale)
-    back = torch.cat(order).argsort()
-    memory = torch.cat([m for m in memories if m is not None])[back]
-    scale = torch.cat([s for s in scales if s is not None])[back] if p.exponential else None
-    return Answer(read, log_row, memory, scale)

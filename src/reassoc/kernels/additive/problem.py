@@ -1,12 +1,14 @@
-"""What every backend of the additive family is asked, and what it answers."""
+"""What every backend of the additive family is asked."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..._features import Features
+from ..._layout import PaddedBatch
 
 
 class Problem(NamedTuple):
@@ -32,32 +34,59 @@ class Problem(NamedTuple):
     query: Features
     key: Features
     value: Tensor
-    log_decay: Tensor | None
-    key_mask: Tensor | None
-    cu_queries: Tensor | None
-    cu_keys: Tensor | None
-    memory: Tensor | None
-    scale: Tensor | None
-    causal: bool
-    window: int | None
+    log_decay: Tensor | None = None
+    key_mask: Tensor | None = None
+    cu_queries: Tensor | None = None
+    cu_keys: Tensor | None = None
+    memory: Tensor | None = None
+    scale: Tensor | None = None
+    causal: bool = False
+    window: int | None = None
 
     @property
     def exponential(self) -> bool:
         """Whether logarithms travel: the answer then carries ``log_row`` and ``scale``."""
         return self.key.log is not None
 
+    @property
+    def width(self) -> int:
+        """Feature size r: one logarithm may serve a whole vector, so it is the widest part's."""
+        return max(part.shape[-1] for part in (*self.query, *self.key) if part is not None)
 
-class Answer(NamedTuple):
-    """Unnormalized reads and the state after the last key.
+    def batch(self, part: PaddedBatch) -> Problem:
+        """Some of the packed sequences as a padded batch."""
+        return self._replace(
+            query=self.query.map(part.take_queries),
+            key=self.key.map(part.take_keys),
+            value=part.take_keys(self.value),
+            log_decay=None if self.log_decay is None else part.take_keys(self.log_decay),
+            key_mask=part.visible(self.key_mask),
+            cu_queries=None,
+            cu_keys=None,
+            memory=None if self.memory is None else self.memory[part.sequences],
+            scale=None if self.scale is None else self.scale[part.sequences],
+        )
 
-    Attributes:
-        read: ``(B, H, N, c)``; the true read is ``exp(log_row) * read``.
-        log_row: ``(B, H, N)`` without gradient, or ``None`` (zero) where nothing is exponential.
-        memory: ``(B or n, G, r, c)``; ``None`` with a window (the tail is the state then).
-        scale: ``(B or n, G, r)`` without gradient, or ``None``.
-    """
+    def flatten(self) -> tuple[list[Tensor | None], list[int]]:
+        """Tensors and options, for an operator that takes nothing else; :meth:`restore` is the inverse."""
+        return [*self.query, *self.key, *self[2:9]], [self.causal, self.window or 0]
 
-    read: Tensor
-    log_row: Tensor | None
-    memory: Tensor | None
-    scale: Tensor | None
+    @classmethod
+    def restore(cls, tensors: list[Tensor | None], options: list[int]) -> Problem:
+        """What :meth:`flatten` took apart."""
+        query, key = Features(*tensors[:2]), Features(*tensors[2:4])
+        causal, window = options
+        return cls(query, key, *tensors[4:], bool(causal), window or None)  # type: ignore[call-arg, arg-type]
+
+    def answer_shapes(self) -> tuple[tuple[int | torch.SymInt, ...] | None, ...]:
+        """Shapes of an :class:`reassoc.kernels.answer.Answer`, ``None`` for its empty places."""
+        batch, heads, _, columns = self.value.shape
+        count = batch if self.cu_queries is None else self.cu_queries.shape[0] - 1
+        rows = self.query.tensor.shape[:3]
+        state = (count, heads, self.width)
+        return (
+            (*rows, columns),
+            tuple(rows) if self.exponential else None,
+            (*state, columns) if self.window is None else None,
+            state if self.window is None and self.exponential else None,
+        )

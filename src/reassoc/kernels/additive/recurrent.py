@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._affine import add_compensated, factors
+from ..._affine import accumulate, factors
 from ..._features import Features
 from .chunked import read_state
 
@@ -35,10 +35,8 @@ def token(
     scale, old, new = factors(scale, log_decay, written_scale)
     written = (weight if new is None else weight * new[..., 0])[..., None] * value
     before = memory if old is None else memory * old
-    if lost is None:
-        memory = before + written
-    else:
-        total, left = add_compensated(before, written, lost if old is None else lost * old)
-        memory, lost = (memory.copy_(total), lost.copy_(left)) if in_place else (total, left)
+    into = (memory, lost) if in_place and lost is not None else None
+    carried = lost if lost is None or old is None else lost * old
+    memory, lost = accumulate(before, written, carried, into)
     read, row = read_state(query, memory, scale)
     return read, row, memory, scale, lost

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .problem import Answer, Problem
+from ..answer import Answer
+from .problem import Problem
 
 BLOCK = 1 << 22  # largest number of (query, key, feature) triples to hold at once
 
@@ -148,8 +149,7 @@ def _one(p: Problem) -> Answer:
     value = p.value if p.key_mask is None else p.value.masked_fill(~p.key_mask[:, None, :, None], 0.0)
     value = value.repeat_interleave(H // G, dim=1)
     memory = None if p.memory is None else p.memory.repeat_interleave(H // G, dim=1)
-    width = max(part.shape[-1] for part in (*p.query, *p.key) if part is not None)
-    step = max(1, BLOCK // max(1, B * H * M * width))
+    step = max(1, BLOCK // max(1, B * H * M * p.width))
     reads, scales = [], []
     for start in range(0, max(N, 1), step):
         pairs, state, scale = weights(p, slice(start, start + step))
@@ -162,13 +162,13 @@ def _one(p: Problem) -> Answer:
     row = torch.cat([s for s in scales if s is not None], 2) if p.exponential else None
     if p.window is not None:
         return Answer(read, row, None, None)
-    return Answer(read, row, *_final_state(p, width))
+    return Answer(read, row, *_final_state(p))
 
 
-def _final_state(p: Problem, width: int) -> tuple[Tensor, Tensor | None]:
+def _final_state(p: Problem) -> tuple[Tensor, Tensor | None]:
     """Every key's write, decayed to the end, added up."""
     B, G, M, _ = p.value.shape
-    value, decay = p.value, p.log_decay
+    value, decay, width = p.value, p.log_decay, p.width
     hidden = None if p.key_mask is None else ~p.key_mask[:, None, :, None]
     log = p.value.new_zeros(B, G, M, 1) if p.key.log is None else p.key.log
     before = p.value.new_zeros(B, G, 1)
