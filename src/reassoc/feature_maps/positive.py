@@ -75,18 +75,23 @@ class PositiveFeatures(RandomFeatures, ExponentialMap):
         return (1 - 1 / ratio) / 8
 
     def _log_features(self, x: Tensor) -> Tensor:
-        u = self._project(x)
+        # One product: what is added to a whole row, or to a whole feature, travels as further coordinates.
+        # Sums over (..., m) would cost as much as the product, in memory traffic.
+        rows = self.projections.to(x.dtype)
         offset = -x.square().sum(-1, keepdim=True) / 2 - math.log(self.feature_dim) / 2
+        left = [x, offset]
+        right = [rows, torch.ones_like(rows[..., :1])]
         if self.optimal:
             tilt = self._tilt(x.dtype)
-            squares = self.projections.to(x.dtype).square().sum(-1)  # (m,) or (G, m)
-            per_row = tilt.squeeze(-1) * squares + (self.dim / 4) * (1 - 4 * tilt.squeeze(-1)).log()
-            per_row = per_row if self.heads is None else per_row[:, None]
-            u = u * (1 - 4 * tilt).sqrt()
-            offset = offset + per_row
+            per_feature = tilt * rows.square().sum(-1, keepdim=True) + (self.dim / 4) * (1 - 4 * tilt).log()
+            right = [rows * (1 - 4 * tilt).sqrt(), right[1], per_feature]
+            left.append(torch.ones_like(offset))
         if self.hyperbolic:
-            return torch.cat([u + offset, offset - u], dim=-1)
-        return u + offset
+            right = [
+                torch.cat([right[0], -right[0]], -2),
+                *(torch.cat([part, part], -2) for part in right[1:]),
+            ]
+        return torch.cat(left, -1) @ torch.cat(right, -1).mT
 
     def relative_variance(self, query: Tensor, key: Tensor) -> Tensor:
         """Predicted variance of the kernel estimate over draws, relative to ``exp(scale q.k)^2``.
