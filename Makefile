@@ -3,14 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# An install that could not build the native kernels is complete, only slower, and pip does not show why.
+SAY := @$(BIN)/python -c 'import reassoc; print("native kernels:", reassoc.backends()["native"])'
+# What an installed package is made from, beside the Python files, which are used where they lie.
+BUILT_FROM := pyproject.toml constraints.txt $(wildcard csrc/CMakeLists.txt csrc/*.cpp csrc/*.h)
 
-.PHONY: demo test lint format clean
+.PHONY: demo test native-test lint format clean
 
 demo: $(VENV)/lab  ## fidelity report on the embedded sample
 	$(BIN)/reassoc fidelity
 
 test: $(VENV)/dev  ## the whole test suite
 	$(BIN)/python -m pytest -n 2
+
+native-test: $(VENV)/dev  ## the C++ tests: optimized, and under the address, undefined-behaviour and thread sanitizers
+	$(BIN)/python -m pytest -m native -rs --capture=no tests/test_native_cpp.py
 
 lint: $(VENV)/dev  ## style and types
 	$(BIN)/ruff check .
@@ -28,11 +35,13 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("reassoc needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-# A stamp per set of packages; asked for again when the pins or the package's own needs change.
-$(VENV)/lab: pyproject.toml constraints.txt | $(BIN)/python
+# A stamp per set of packages; asked for again when the pins, the package's own needs or the kernels change.
+$(VENV)/lab: $(BUILT_FROM) | $(BIN)/python
 	$(PIP) -e '.[lab]'
+	$(SAY)
 	touch $@
 
-$(VENV)/dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/dev: $(BUILT_FROM) | $(BIN)/python
 	$(PIP) -e '.[dev]'
+	$(SAY)
 	touch $@ $(VENV)/lab

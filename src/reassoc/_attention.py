@@ -7,11 +7,12 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from . import _fused as fused
 from . import kernels
 from ._checks import check_mask, check_tensor, check_visibility, key_heads
 from ._layout import check_boundaries, interleave
-from ._normalize import divide, settle, unscale
-from ._prepare import Keys, Queries, Settings, prepare_queries, settings
+from ._output import finish
+from ._prepare import Keys, Settings, prepare_queries, settings
 from ._problem import pose
 from ._state import AttentionState, check_state, empty_tail, state_dtype
 from ._summary import Tail
@@ -81,8 +82,9 @@ def linear_attention(
             ``"zero"`` or ``"raise"`` (a ``ValueError`` naming the first such row).
         state: continue after the keys that this state has seen (causal), or add to them.
         return_state: also return the state after the last key.
-        backend: ``"auto"``, ``"torch"`` or ``"reference"`` (quadratic, float64: the specification).
-            One named explicitly is used or refused.
+        backend: ``"auto"`` takes the fastest that can serve the call: ``"native"`` (C++, on a CPU) or
+            ``"torch"`` (chunks of torch operations); ``"reference"`` is the specification, float64 and
+            slow. One named explicitly is used or refused.
 
     Returns:
         ``(B, H, N, e)`` in the query's dtype, and with ``return_state`` an :class:`AttentionState`.
@@ -114,6 +116,7 @@ def linear_attention(
         eps=eps,
         undefined=undefined,
         backend=backend,
+        like=query,
     )
     key_heads(heads, groups, s.map)
     check_mask("key_mask", key_mask, (batch, keys), key.device)
@@ -127,28 +130,38 @@ def linear_attention(
         state._owned = False  # the result may hold the same tensors: a later step copies first
 
     with torch.autocast(query.device.type, enabled=False):
-        dtype = s.accumulate(query.dtype)
-        ready = Keys(key, value, key_mask, s, dtype)
-        queries = prepare_queries(query, s, groups, dtype, ready.features.log is not None)
-        cu_keys, tail = cu_seqlens, None
-        if window is not None and (state is not None or return_state):
-            cu_keys, tail = _prepend_tail(ready, state, window - 1, cu_seqlens, sequences)
         # With a window everything that is carried is in the tail.
-        memory, scale = (None, None) if state is None or window is not None else state._parts(dtype)
-        problem = pose(
-            queries.features, ready, s, cu_queries=cu_seqlens, cu_keys=cu_keys, memory=memory, scale=scale,
-            causal=causal, window=window,
-        )  # fmt: skip
-        answer = kernels.solve(problem, s.backend)
-        output = finish(answer.read, answer.log_row, s, queries).to(query.dtype)
+        before = (
+            (None, None) if state is None or window is not None else state._parts(s.accumulate(query.dtype))
+        )
+        tail: Tail | None = None
+        if s.backend == "native":
+            output, *after = fused.attend(
+                query, key, value, s, key_mask=key_mask, boundaries=cu_seqlens, before=before, causal=causal
+            )
+        else:
+            carried = window is not None and (state is not None or return_state)
+            output, *after, tail = _through_features(
+                query,
+                key,
+                value,
+                s,
+                key_mask,
+                cu_seqlens,
+                before,
+                causal,
+                state,
+                sequences if carried else None,
+            )
         if not return_state:
             return output
-        memory, scale = answer.memory, answer.scale
+        memory, scale = after
+        kept = state_dtype(query.dtype)
         if memory is None:
             shape = (sequences, groups, s.map.feature_dim, columns)
-            memory = ready.value.new_zeros(shape)
-            scale = None if ready.features.log is None else memory.new_full(shape[:-1], -torch.inf)
-        kept = state_dtype(query.dtype)
+            memory = query.new_zeros(shape, dtype=kept)
+            exponential = tail is not None and tail.log is not None
+            scale = memory.new_full(shape[:-1], -torch.inf) if exponential else None
         seen = _count(key_mask, cu_seqlens, sequences, keys, query.device)
         if state is not None:
             seen = seen + state.length
@@ -158,16 +171,32 @@ def linear_attention(
         return output, AttentionState(memory.to(kept), scale, seen, s.origin, tail)
 
 
-def finish(read: Tensor, log_row: Tensor | None, s: Settings, queries: Queries) -> Tensor:
-    """Normalize what a kernel read: ``(B, H, N, c) -> (B, H, N, e)``."""
-    log_row = queries.log_row if log_row is None else log_row
-    if s.has_z:
-        return divide(read, log_row, s.eps, s.undefined, queries.empty)
-    output = unscale(read, log_row)
-    if queries.empty is not None:
-        bad = queries.empty[..., None]
-        output = settle(output, bad, s.undefined, "the query's features sum to zero")
-    return output
+def _through_features(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    s: Settings,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    before: tuple[Tensor | None, Tensor | None],
+    causal: bool,
+    state: AttentionState | None,
+    carrying: int | None,  # number of sequences whose window is carried on
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tail | None]:
+    """Output, memory and scale after, and the tail: features, a problem of the rule's family, a quotient."""
+    dtype = s.accumulate(query.dtype)
+    ready = Keys(key, value, key_mask, s, dtype)
+    queries = prepare_queries(query, s, key.shape[1], dtype, ready.features.log is not None)
+    cu_keys, tail = cu_seqlens, None
+    if carrying is not None and s.window is not None:
+        cu_keys, tail = _prepend_tail(ready, state, s.window - 1, cu_seqlens, carrying)
+    problem = pose(
+        queries.features, ready, s, cu_queries=cu_seqlens, cu_keys=cu_keys, memory=before[0], scale=before[1],
+        causal=causal, window=s.window,
+    )  # fmt: skip
+    answer = kernels.solve(problem, s.backend)
+    output = finish(answer.read, answer.log_row, s, queries).to(query.dtype)
+    return output, answer.memory, answer.scale, tail
 
 
 def _check_packing(cu_seqlens: Tensor, batch: int, length: int, keys: int) -> int:

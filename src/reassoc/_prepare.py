@@ -69,8 +69,9 @@ def settings(
     eps: float = 0.0,
     undefined: str = "nan",
     backend: str = "auto",
+    like: Tensor | None = None,
 ) -> Settings:
-    """Check options that need no tensors."""
+    """Check options that need no tensors; ``like`` only tells where and in which dtype the call will run."""
     if isinstance(feature_map, str):
         feature_map = named_map(feature_map, dim)
     elif not isinstance(feature_map, FeatureMap):
@@ -114,7 +115,9 @@ def settings(
             f"eps is added to the denominator, and normalize={normalize!r} has none: leave eps=0, or use "
             "normalize='attention'"
         )
-    return Settings(feature_map, rule, normalize, window, eps, undefined, kernels.choose(backend))
+    return Settings(
+        feature_map, rule, normalize, window, eps, undefined, kernels.choose(backend, like, window)
+    )
 
 
 class Queries(NamedTuple):
@@ -176,6 +179,20 @@ def check_features(features: Features, phi: FeatureMap, x: Tensor, role: str) ->
     return features
 
 
+def key_features(key: Tensor, mask: Tensor | None, s: Settings, dtype: torch.dtype) -> Features:
+    """Features of keys ``(B, G, M, d)``; a hidden key may hold NaN."""
+    visible = None if mask is None else mask[:, None, :, None]
+    if visible is not None:
+        key = key.masked_fill(~visible, 0.0)
+    key = key.to(dtype)
+    features = check_features(s.map.key_features(key), s.map, key, "key")
+    if "sum" in s.normalize:
+        features, _ = sum_normalize(features, s.undefined, "key", visible)
+    if s.rule.family == "delta":  # not linear in the key: its true scale is what counts
+        features = Features(features.value(), None)
+    return features
+
+
 class Keys:
     """Keys and values ready for a kernel, NaN behind the mask removed."""
 
@@ -186,16 +203,10 @@ class Keys:
         beta = check_beta(s.rule, key, dtype)
         if mask is not None:
             hidden = ~mask[:, None, :, None]
-            key, value = key.masked_fill(hidden, 0.0), value.masked_fill(hidden, 0.0)
+            value = value.masked_fill(hidden, 0.0)
             log_decay = None if log_decay is None else log_decay.masked_fill(hidden, 0.0)
             beta = None if beta is None else beta.masked_fill(hidden[..., 0], 0.0)
-        key = key.to(dtype)
-        features = check_features(s.map.key_features(key), s.map, key, "key")
-        if "sum" in s.normalize:
-            visible = None if mask is None else mask[:, None, :, None]
-            features, _ = sum_normalize(features, s.undefined, "key", visible)
-        if s.rule.family == "delta":  # not linear in the key: its true scale is what counts
-            features = Features(features.value(), None)
+        features = key_features(key, mask, s, dtype)
         value = value.to(dtype)
         if s.has_z:
             value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], dim=-1)

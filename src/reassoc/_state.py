@@ -35,7 +35,7 @@ class AttentionState:
         tail: with a window, the last ``window - 1`` positions; S and z then sum over nothing.
     """
 
-    __slots__ = ("_length", "_lost", "_memory", "_origin", "_owned", "_scale", "_tail")
+    __slots__ = ("_again", "_length", "_lost", "_memory", "_origin", "_owned", "_scale", "_tail")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class AttentionState:
         self._memory, self._scale, self._length = memory, log_scale, length
         self._origin, self._tail = origin, tail
         self._lost: Tensor | None = None  # rounding lost by steps, below the last digit of memory
+        self._again: Any = None  # how the next step can be taken quickly (see _decode.py)
         self._owned = False  # whether `step` may write into the tensors: nobody else holds them
 
     @property

@@ -7,8 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ._attention import finish, linear_attention
+from ._attention import linear_attention
 from ._checks import check_mask, check_tensor, key_heads
+from ._decode import decode
+from ._output import finish
 from ._prepare import Keys, prepare_queries, settings
 from ._state import AttentionState, check_state
 from .feature_maps import FeatureMap
@@ -53,6 +55,12 @@ def step(
     Raises:
         ValueError, TypeError: as :func:`reassoc.linear_attention`; then the state is unchanged.
     """
+    call = (feature_map, rule, normalize, eps, undefined, backend)
+    again = getattr(state, "_again", None)
+    if again is not None and window is None and key_mask is None:
+        quick: Tensor | None = again.step(query, key, value, call, state)
+        if quick is not None:
+            return quick
     check_tensor("query", query, ("B", "H", 1, "d"))
     batch, heads, _, dim = query.shape
     check_tensor("key", key, (batch, "G", 1, dim), query)
@@ -66,17 +74,25 @@ def step(
         eps=eps,
         undefined=undefined,
         backend=backend,
+        like=query,
     )
-    if window is not None or s.backend == "reference":
+    groups = key.shape[1]
+    key_heads(heads, groups, s.map)
+    check_mask("key_mask", key_mask, (batch, 1), key.device)
+    if s.backend == "native":
+        shape = (batch, groups, s.map.feature_dim, value.shape[-1] + s.has_z)
+        check_state(state, s.origin, shape, query.device)
+        with torch.autocast("cpu", enabled=False):
+            output = decode(query, key, value, s, state, key_mask, call)
+        if output is not None:
+            return output
+    if window is not None or backend in ("reference", "native"):
         output, after = linear_attention(
             query, key, value, s.map, rule=rule, normalize=normalize, causal=True, window=window,
             key_mask=key_mask, eps=eps, undefined=undefined, state=state, return_state=True, backend=backend,
         )  # fmt: skip
         state._replace(after._memory, after._scale, after._length, after._tail, None, owned=True)
         return output
-    groups = key.shape[1]
-    key_heads(heads, groups, s.map)
-    check_mask("key_mask", key_mask, (batch, 1), key.device)
     shape = (batch, groups, s.map.feature_dim, value.shape[-1] + s.has_z)
     check_state(state, s.origin, shape, query.device)
     with torch.autocast(query.device.type, enabled=False):

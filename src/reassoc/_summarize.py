@@ -42,7 +42,7 @@ def summarize(
     check_tensor("key", key, ("B", "G", "M", "d"))
     batch, groups, length, dim = key.shape
     check_tensor("value", value, (batch, groups, length, "e"), key, "key")
-    s = settings(feature_map, dim, rule=rule, normalize=normalize, backend=backend)
+    s = settings(feature_map, dim, rule=rule, normalize=normalize, backend=backend, like=key)
     key_heads(groups, groups, s.map)
     check_mask("key_mask", key_mask, (batch, length), key.device)
     with torch.autocast(key.device.type, enabled=False):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from ._attention import finish
 from ._checks import check_mask, check_tensor, check_visibility, key_heads
+from ._output import finish
 from ._prepare import Keys, prepare_queries, settings
 from ._problem import pose
 from .feature_maps import FeatureMap

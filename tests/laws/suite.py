@@ -23,7 +23,7 @@ import reassoc
 from oracle import Features
 from reassoc import feature_maps, rules
 
-BACKENDS = ("reference", "torch")
+BACKENDS = ("reference", "torch", "native")
 NORMALIZATIONS = ("attention", "sum", "sum+attention", "none")
 RULES = (
     "sum", "decay-head", "decay-token", "decay-feature",
@@ -387,7 +387,7 @@ def call(phi, inputs: Inputs, *, normalize: str | None = None, backend: str = "a
 
 def supports(backend: str, inputs: Inputs) -> bool:
     """What a backend of `BACKENDS` takes: the one place where it may be excused from a law."""
-    return True
+    return backend != "native" or inputs.layout.window is None
 
 
 def require(backend: str, inputs: Inputs) -> None:

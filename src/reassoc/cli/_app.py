@@ -8,7 +8,9 @@ import typer
 from typer.main import get_command
 
 from . import FAILED
+from ._bench import bench
 from ._capture import capture
+from ._doctor import doctor
 from ._fidelity import fidelity
 
 INTERRUPTED = "interrupted; nothing half-written is left, and the same command continues a sweep"
@@ -23,6 +25,8 @@ app = typer.Typer(
 )
 app.command()(fidelity)
 app.command()(capture)
+app.command()(bench)
+app.command()(doctor)
 
 
 @app.command()

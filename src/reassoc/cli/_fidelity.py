@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-Number = TypeVar("Number", int, float)
+from ._lists import numbers
 
 
 def fidelity(
@@ -84,7 +84,7 @@ def fidelity(
     if not synthetic and (norms is not None or lengths is not None):
         raise lab.InputError("--norms and --lengths need --synthetic")
     if synthetic:
-        data = lab.synthetic(_numbers("--norms", norms, float), _numbers("--lengths", lengths, int))
+        data = lab.synthetic(numbers("--norms", norms, float), numbers("--lengths", lengths, int))
         name = "synthetic"
     else:
         path = lab.sample_path() if input is None else input
@@ -92,7 +92,7 @@ def fidelity(
     chosen = None if maps is None else [part for part in maps.split(",") if part.strip()]
     if chosen == []:
         raise lab.InputError("--maps: give at least one map")
-    sizes, draws = _numbers("--widths", widths, int), _numbers("--seeds", seeds, int)
+    sizes, draws = numbers("--widths", widths, int), numbers("--seeds", seeds, int)
     if out.exists() and not out.is_dir():
         raise lab.InputError(f"--out: {out} exists and is not a folder")
     with progress_bar("fidelity") as progress:
@@ -111,21 +111,6 @@ def fidelity(
     forget_parts(out, results)
     show(results, times)
     typer.echo(f"\nReport: {report}")
-
-
-def _numbers(option: str, text: str | None, kind: type[Number]) -> list[Number] | None:
-    from ..lab import InputError
-
-    if text is None:
-        return None
-    try:
-        found = [kind(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        found = []
-    if not found:
-        what = "whole numbers" if kind is int else "numbers"
-        raise InputError(f"{option}: expected {what} separated by commas, got {text!r}")
-    return found
 
 
 def _command(

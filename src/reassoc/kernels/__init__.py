@@ -10,33 +10,58 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ._library import library, reason
 from .additive import reference as additive_reference
 from .answer import Answer
 from .delta import problem as delta
 from .delta import reference as delta_reference
+from .native.call import KINDS
 from .traced import FAMILIES, Problem, traced
 
-BACKENDS = ("reference", "torch")
+BACKENDS = ("reference", "torch", "native")
 _REFERENCES: dict[str, Callable[[Any], Answer]] = {
     "additive": additive_reference.additive,
     "delta": delta_reference.delta,
 }
 
 
-def choose(backend: str) -> str:
-    """The backend that a call will use: the one named, or for "auto" the fastest that supports it.
+def choose(backend: str, like: Tensor | None = None, window: int | None = None) -> str:
+    """The backend that a call on such tensors will use: the one named, or for "auto" the fastest that can.
 
     Raises:
-        ValueError: no such backend, or one that this machine or version does not have.
+        ValueError: no such backend, or one that cannot serve the call.
     """
     if backend == "auto":
-        return "torch"
-    if backend == "native":
-        raise ValueError(f"backend 'native' is not available: {backends()['native']}; use 'auto' or 'torch'")
+        return "torch" if like is None or _not_native(like, window) or transformed() else "native"
     if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of 'auto', 'reference', 'torch', 'native'; got {backend!r}")
+        raise ValueError(f"backend must be 'auto' or one of {BACKENDS}, got {backend!r}")
+    if backend == "native":
+        why = reason() if library() is None else like is not None and _not_native(like, window)
+        if why:
+            raise ValueError(f"backend 'native' cannot serve this call: {why}. Use 'auto' or 'torch'")
     return backend
+
+
+def _not_native(like: Tensor, window: int | None) -> str:
+    """Why the native backend cannot take tensors like this one; empty: it can."""
+    if library() is None:
+        return reason()
+    if like.device.type != "cpu":
+        return f"it runs on the CPU, the tensors are on {like.device}"
+    if like.dtype not in KINDS:
+        return f"it takes {', '.join(map(str, KINDS))}, not {like.dtype}"
+    if window is not None:
+        return "it has no windows"
+    return ""
+
+
+def transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work: for torch operations only."""
+    stack = getattr(torch._C._functorch, "peek_interpreter_stack", None)
+    inside = stack is not None and stack() is not None
+    return inside or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 
 def backends() -> dict[str, str]:
@@ -47,15 +72,11 @@ def backends() -> dict[str, str]:
         >>> reassoc.backends()["torch"]
         'available'
     """
-    return {
-        "reference": "available",
-        "torch": "available",
-        "native": "not part of this version of reassoc; 'torch' serves every call",
-    }
+    return {"reference": "available", "torch": "available", "native": reason()}
 
 
 def solve(problem: Problem, backend: str) -> Answer:
-    """Run a problem of either family on a backend that :func:`choose` returned."""
+    """Run a problem of either family on the reference or torch backend; native takes more than problems."""
     family = "delta" if isinstance(problem, delta.Problem) else "additive"
     if backend == "reference":
         return _REFERENCES[family](problem)

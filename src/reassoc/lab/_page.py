@@ -5,8 +5,11 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
+from .._files import atomic_write
 from ._series import tick
 
 
@@ -24,6 +27,26 @@ class Column(NamedTuple):
 def columns(text: str) -> list[Column]:
     """Headings separated by commas, those of words marked ``<``."""
     return [Column(part.removeprefix("<"), part.startswith("<")) for part in text.split(", ")]
+
+
+def page(title: str, body: Sequence[object]) -> str:
+    """A whole page that needs no other file."""
+    style = resources.files(__package__).joinpath("_report.css").read_text(encoding="utf-8")
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"{tag('title', title)}\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(escape(part) for part in body)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def write_page(text: str, folder: Path) -> Path:
+    """Write ``report.html`` into a folder, made if missing; an earlier one is replaced whole or stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / "report.html") as path:
+        path.write_bytes(text.encode())
+    return folder / "report.html"
 
 
 def escape(text: object) -> Raw:

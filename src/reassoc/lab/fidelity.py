@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
-import os
-import platform
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import reassoc
-
-from .._files import atomic_write
 from ._errors import InputError
+from ._machine import machine, versions
+from ._parts import Parts
 from ._sites import Site
 from .activations import Activations
 from .candidates import Candidate, candidates
@@ -98,7 +90,7 @@ def fidelity(
             if not candidate.random:
                 _build(candidate, site)
     manifest = _manifest(activations, name, chosen, seeds, target)
-    parts = _Parts(resume, manifest)
+    parts = Parts(resume, manifest)
     seed_rows: list[Row] = []
     head_rows: list[Row] = []
     total = len(activations.sites) * len(chosen)
@@ -108,11 +100,11 @@ def fidelity(
         for candidate in chosen:
             if progress is not None:
                 progress(done, total, f"{site.name}  {candidate.name} {candidate.width or ''}")
-            found = parts.get(done)
+            found = _finished(parts.get(f"{done:05}"))
             if found is None:
                 data = split(site) if data is None else data
                 found = measure(candidate, data, seeds)
-                parts.put(done, found)
+                parts.put(f"{done:05}", vars(found))
             about: Row = {
                 "site": site.name,
                 "model": site.model,
@@ -155,16 +147,8 @@ def _manifest(
 ) -> dict[str, Any]:
     return {
         "format": "reassoc-fidelity-1",
-        "versions": {
-            "reassoc": reassoc.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "machine": {
-            "architecture": platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-        },
+        "versions": versions(),
+        "machine": machine(),
         "input": {"name": name, "sha256": activations.sha256, "provenance": activations.provenance},
         "sites": {
             site.name: {
@@ -186,41 +170,21 @@ def _manifest(
     }
 
 
-def _parts_folder(folder: Path, manifest: dict[str, Any]) -> Path:
-    key = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
-    return folder / f".unfinished-{key}"
-
-
 def forget_parts(folder: Path, results: Results) -> None:
     """Remove the finished parts of a sweep whose results have been written."""
-    shutil.rmtree(_parts_folder(folder, results.manifest), ignore_errors=True)
+    Parts(folder, results.manifest).forget()
 
 
-class _Parts:
-    """Finished parts of a sweep on disk, each a whole file, for a run that is interrupted."""
-
-    def __init__(self, folder: Path | None, manifest: dict[str, Any]) -> None:
-        self._folder = None if folder is None else _parts_folder(folder, manifest)
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-
-    def get(self, index: int) -> Measured | None:
-        if self._folder is None:
-            return None
-        try:
-            stored = json.loads((self._folder / f"{index:05}.json").read_text())
-            by_seed = {int(seed): columns for seed, columns in stored["seeds"].items()}
-            whole = set(stored["heads"]) == set(HEAD_COLUMNS) and by_seed
-            if whole and all(set(columns) == set(SEED_COLUMNS) for columns in by_seed.values()):
-                return Measured(stored["features"], by_seed, stored["heads"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass
-        return None  # not there, or damaged: measured again
-
-    def put(self, index: int, found: Measured) -> None:
-        if self._folder is not None:
-            with atomic_write(self._folder / f"{index:05}.json") as path:
-                path.write_text(json.dumps(vars(found)))
+def _finished(stored: Any) -> Measured | None:
+    """A part as it was measured; ``None`` if there is none, or not a whole one: measured again."""
+    try:
+        by_seed = {int(seed): columns for seed, columns in stored["seeds"].items()}
+        whole = set(stored["heads"]) == set(HEAD_COLUMNS) and by_seed
+        if whole and all(set(columns) == set(SEED_COLUMNS) for columns in by_seed.values()):
+            return Measured(stored["features"], by_seed, stored["heads"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    return None
 
 
 @contextlib.contextmanager

@@ -84,7 +84,11 @@ def write_figures(results: Results, folder: Path) -> list[Plot]:
     Raises:
         OSError: the folder cannot be made or written; each file is whole or as it was before.
     """
-    found = plots(results)
+    return write_plots(plots(results), folder)
+
+
+def write_plots(found: list[Plot], folder: Path) -> list[Plot]:
+    """As :func:`write_figures`, for any figures."""
     files = {f"{p.name}.{kind}": data for p in found for kind, data in (("png", p.png), ("svg", p.svg))}
     target = folder / "figures"
     target.mkdir(parents=True, exist_ok=True)

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from .._files import atomic_write
-from ._page import Raw, columns, count, details, error_in, escape, lengths, many, number, table, tag
+from ._page import (
+    Raw,
+    columns,
+    count,
+    details,
+    error_in,
+    escape,
+    lengths,
+    many,
+    number,
+    page,
+    table,
+    tag,
+    write_page,
+)  # fmt: skip
 from ._plot import inline_svg
 from ._report_text import BESIDE, DEFINITIONS, LIMITS
 from ._series import grouped, quartiles
@@ -47,11 +59,7 @@ def write_report(results: Results, folder: Path, command: str, figures: list[Plo
     Raises:
         OSError: the folder cannot be made or written; an earlier report is then as it was.
     """
-    page = render(results, command, plots(results) if figures is None else figures)
-    folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(folder / "report.html") as path:
-        path.write_bytes(page.encode())
-    return folder / "report.html"
+    return write_page(render(results, command, plots(results) if figures is None else figures), folder)
 
 
 def render(results: Results, command: str, figures: list[Plot]) -> str:
@@ -59,7 +67,6 @@ def render(results: Results, command: str, figures: list[Plot]) -> str:
     found = answers(results)
     name = results.manifest["input"]["name"]
     headline = f"How close do these kernels come to softmax on “{name}”?"
-    style = resources.files(__package__).joinpath("_report.css").read_text(encoding="utf-8")
     body = [
         tag("h1", headline),
         *_lead(results),
@@ -77,13 +84,7 @@ def render(results: Results, command: str, figures: list[Plot]) -> str:
         tag("h2", "How to repeat it", id="repeat"),
         *_repeat(results, command),
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"{tag('title', headline)}\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    return page(headline, body)
 
 
 def _lead(results: Results) -> list[Raw]:

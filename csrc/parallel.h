@@ -1,0 +1,40 @@
+// One parallel loop. OpenMP shares torch's threads; std::thread serves sanitizers, which do not know OpenMP.
+#pragma once
+
+#include <cstdint>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#if defined(REASSOC_STD_THREADS)
+#include <thread>
+#include <vector>
+#endif
+
+namespace reassoc {
+
+// Calls body(item, thread) for every item; which thread takes which item changes no result.
+template <class Body>
+inline void parallel_for(std::int64_t items, int threads, Body&& body) {
+    if (threads > items) threads = int(items);
+    if (threads <= 1) {
+        for (std::int64_t item = 0; item < items; ++item) body(item, 0);
+        return;
+    }
+#if defined(REASSOC_STD_THREADS)
+    std::vector<std::thread> team;
+    for (int thread = 0; thread < threads; ++thread)
+        team.emplace_back([&, thread] {
+            for (std::int64_t item = thread; item < items; item += threads) body(item, thread);
+        });
+    for (auto& member : team) member.join();
+#elif defined(_OPENMP)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (std::int64_t item = 0; item < items; ++item) body(item, omp_get_thread_num());
+#else
+    for (std::int64_t item = 0; item < items; ++item) body(item, 0);
+#endif
+}
+
+}  // namespace reassoc

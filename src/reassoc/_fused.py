@@ -1,0 +1,86 @@
+"""Calls of the native backend: which maps it computes itself, and features for it where it does not."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from ._features import Features
+from ._gates import check_beta, expand_decay
+from ._output import finish
+from ._prepare import Queries, Settings, key_features, prepare_queries
+from .feature_maps import ELU1, Exp, FeatureMap, Identity, ReLU, SquaredReLU
+from .kernels.native.call import Inputs, Options
+from .kernels.native.operator import run
+
+# By exact type: a derived class may compute something else.
+_ELEMENTWISE: dict[type[FeatureMap], str] = {
+    Identity: "identity",
+    ELU1: "elu+1",
+    ReLU: "relu",
+    SquaredReLU: "relu^2",
+}
+
+
+def fused_map(s: Settings) -> str | None:
+    """The map that the library computes itself for these settings, ``None``: it takes features."""
+    if "sum" not in s.normalize:
+        return "exp" if type(s.map) is Exp and s.rule.family == "additive" else _ELEMENTWISE.get(type(s.map))
+    # Divided by their sum inside: then an empty query is a row with a zero denominator, and only that. The
+    # sum of signed features may cancel, which is a matter of its own, and exponential ones need logarithms.
+    simple = s.undefined != "raise" and s.eps == 0.0 and type(s.map) is not Identity
+    return _ELEMENTWISE.get(type(s.map)) if simple else None
+
+
+def attend(
+    query: Tensor,  # (B, H, N, d)
+    key: Tensor,  # (B, G, M, d)
+    value: Tensor,  # (B, G, M, e)
+    s: Settings,
+    *,
+    key_mask: Tensor | None = None,
+    boundaries: Tensor | None = None,
+    before: tuple[Tensor | None, Tensor | None] = (None, None),  # memory and its scale
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Output ``(B, H, N, e)`` in the query's dtype, and the state after: memory and its scale."""
+    name = fused_map(s)
+    dtype = s.accumulate(query.dtype)
+    if name == "exp":
+        queries, keys = Queries(Features(None, query), None, None), Features(None, key)
+    elif name is not None:
+        queries, keys = Queries(Features(query, None), None, None), Features(key, None)
+    else:
+        keys = key_features(key, key_mask, s, dtype)
+        queries = prepare_queries(query, s, key.shape[1], dtype, keys.log is not None)
+    inputs = Inputs(
+        *queries.features,
+        *keys,
+        value,
+        expand_decay(s.rule, key, s.map.feature_dim, dtype),
+        check_beta(s.rule, key, dtype),
+        key_mask,
+        None if boundaries is None else boundaries.long(),
+        *before,
+    )
+    logs = keys.log is not None
+    # A logarithm of the whole row cancels in a quotient, unless an epsilon stands beside it.
+    divide = s.has_z and s.undefined != "raise" and queries.empty is None
+    divide = divide and (s.eps == 0.0 or not (logs or queries.log_row is not None))
+    plain = divide or not (s.has_z or logs or queries.log_row is not None or queries.empty is not None)
+    options = Options(
+        causal,
+        "identity" if name is None or name == "exp" else name,
+        name is not None and "sum" in s.normalize,
+        s.has_z,
+        divide,
+        s.eps if divide else 0.0,
+        math.nan if s.undefined == "nan" else 0.0,
+        str(query.dtype if plain else dtype).removeprefix("torch."),
+    )
+    results = run(inputs, options)
+    output = results.out
+    if not plain:
+        output = finish(output, results.log_row, s, queries).to(query.dtype)
+    return output, results.memory, results.scale
