@@ -224,17 +224,22 @@ protected:  // a window needs the same incoming and outgoing gradients
 
     // Rows d of the weighted feature -> the caller's gradients of mantissa, logarithm, or mapped input.
     void give_features(const Item& item, index head, index start, index n, const View& input, const View& to,
-                       const View& log_to, const View& log_in, const T* phi, const T* weight, const T* totals, T* d) {
+                       const View& log_to, const View& log_in, Projection<T>& projection,
+                       const T* phi, const T* weight, const T* totals, T* d) {
         if (walk.graded && walk.logarithmic && log_to) {
             for (index i = 0; i < n * R; i += LANES<T>) store(line + i, load(d + i) * load(phi + i));
-            if (log_in.width == 1)
+            if (projection) {
+                give<T>(log_to, item.b, head, start, n, projection.width(), projection.backward(line, n));
+            } else if (log_in.width == 1) {
                 for (index t = 0; t < n; ++t) {
                     Vec<T> acc{};
                     for (index r = 0; r < R; r += LANES<T>) acc += load(line + t * R + r);
-                    const T total = sum<T>(acc);
-                    line[t] = total;  // row t was read already: t <= t * R
+                    line[t] = sum<T>(acc);  // row t was read already: t <= t * R
                 }
-            give<T>(log_to, item.b, head, start, n, log_in.width == 1 ? 1 : R, line);
+                give<T>(log_to, item.b, head, start, n, 1, line);
+            } else {
+                give<T>(log_to, item.b, head, start, n, R, line);
+            }
         }
         if (!to) return;
         if (call.sum_normalize)
@@ -248,7 +253,7 @@ protected:  // a window needs the same incoming and outgoing gradients
     void give_queries(const Item& item, index start, index n) {
         for (index p = 0; p < P; ++p) {
             const index rows = p * CHUNK * R;
-            give_features(item, item.g * P + p, start, n, call.query, call.d_query, call.d_query_log, call.query_log,
+            give_features(item, item.g * P + p, start, n, call.query, call.d_query, call.d_query_log, call.query_log, walk.query_projection,
                           walk.q + rows, walk.graded ? walk.q_weight + rows : nullptr, walk.totals_q + p * CHUNK, dq + rows);
         }
     }
@@ -279,7 +284,7 @@ protected:  // a window needs the same incoming and outgoing gradients
                 }
         if (call.d_beta) give<T>(call.d_beta, item.b, item.g, start, n, 1, d_beta);
         if (call.d_value) give<T>(call.d_value, item.b, item.g, start, n, E, dv);
-        give_features(item, item.g, start, n, call.key, call.d_key, call.d_key_log, call.key_log, walk.k,
+        give_features(item, item.g, start, n, call.key, call.d_key, call.d_key_log, call.key_log, walk.key_projection, walk.k,
                       walk.graded ? walk.k_weight : nullptr, walk.totals_k, dk);
         if (mask && call.d_key)  // the input of a hidden key may be NaN, and zero times a slope of that is NaN
             for (index t = 0; t < n; ++t)

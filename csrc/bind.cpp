@@ -12,6 +12,7 @@ using reassoc::Call;
 using reassoc::Decoder;
 using reassoc::Kind;
 using reassoc::Map;
+using reassoc::Matrix;
 using reassoc::Token;
 using reassoc::View;
 
@@ -45,6 +46,10 @@ NB_MODULE(_native, m) {
            std::int64_t width) {
             new (view) View{pointer(at), batch, head, position, Kind(kind), width};
         });
+    nb::class_<Matrix>(m, "Matrix").def(
+        "__init__", [](Matrix* matrix, std::uintptr_t at, std::int64_t head, std::int64_t rows, std::int64_t width) {
+            new (matrix) Matrix{pointer(at), head, rows, width};
+        });
     nb::class_<Call> call(m, "Call");
     call.def(nb::init<>())
         .def_rw("batch", &Call::batch)
@@ -72,6 +77,8 @@ NB_MODULE(_native, m) {
         .def_rw("out", &Call::out)
         .def_rw("query_log", &Call::query_log)
         .def_rw("key_log", &Call::key_log)
+        .def_rw("query_matrix", &Call::query_matrix)
+        .def_rw("key_matrix", &Call::key_matrix)
         .def_rw("log_decay", &Call::log_decay)
         .def_rw("beta", &Call::beta)
         .def_rw("d_out", &Call::d_out)

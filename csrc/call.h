@@ -20,6 +20,15 @@ struct View {
     explicit operator bool() const { return width > 0; }  // an empty tensor has no address
 };
 
+// A matrix per key head, or one for all: rows x width, contiguous, `head` elements apart (0: shared), in the
+// accumulating type.
+struct Matrix {
+    const void* data = nullptr;
+    std::int64_t head = 0, rows = 0, width = 0;
+
+    explicit operator bool() const { return width > 0; }
+};
+
 // One call: an update rule on B batches (or n packed sequences) of G key heads with P query heads each.
 // Accumulating is in double where `wide`, else in float; states, scales and denominators have that type.
 struct Call {
@@ -41,6 +50,7 @@ struct Call {
 
     View query, key, value, out;                  // features or what `map` makes into them
     View query_log, key_log;                      // width r or 1: features are mantissa * exp(log)
+    Matrix query_matrix, key_matrix;              // where given, the logarithms are log W^T, of width r
     View log_decay, beta;                         // width 1 or r; width 1
     const bool* mask = nullptr;                   // (B, M): false hides a key
     const std::int64_t* boundaries = nullptr;     // (n + 1): packed sequences

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "graded.h"
+#include "projected.h"
 #include "recurrent.h"
 
 namespace reassoc::REASSOC_ISA {
@@ -67,6 +67,12 @@ public:
     double log_total = 0;  // scalar decay over everything walked
     T* feature_total;      // the same per feature
 
+private:
+    Arena arena_;
+
+public:
+    Projection<T> key_projection, query_projection;
+
     explicit Walk(const Call& c)
         : call(c),
           R(padded<T>(c.features)),
@@ -75,7 +81,9 @@ public:
           per_feature(!c.delta && bool(c.log_decay) && c.log_decay.width > 1),
           scalar(!c.delta && bool(c.log_decay) && !bool(c.key_log) && c.log_decay.width == 1),
           graded(!c.delta && (logarithmic || per_feature)),
-          arena_(std::size_t(bytes(c))) {
+          arena_(std::size_t(bytes(c))),
+          key_projection(c.key_matrix, R, arena_.take<T>(Projection<T>::elements(c.key_matrix, R))),
+          query_projection(c.query_matrix, R, arena_.take<T>(Projection<T>::elements(c.query_matrix, R))) {
         const index all = padded<T>(c.columns);
         q = arena_.take<T>(P * CHUNK * R), k = arena_.take<T>(CHUNK * R), kt = arena_.take<T>(CHUNK * R);
         v = arena_.take<T>(CHUNK * all), faded = arena_.take<T>(CHUNK * all), o = arena_.take<T>(P * CHUNK * all);
@@ -95,6 +103,8 @@ public:
     void begin(const Item& item) {
         E = padded<T>(item.columns);
         log_total = 0;
+        key_projection.use(item.g);
+        query_projection.use(item.g);
         if (graded) std::memset(feature_total, 0, sizeof(T) * R);
     }
 
@@ -181,7 +191,7 @@ public:
             if (call.delta) {
                 for (index at = 0; at < n; at += LANES<T>) store(keep + at, decaying(load(gate + at)));
             } else {
-                decay(n);
+                decay(n, causal);
             }
         } else if (call.log_decay) {
             take_logs<T>(call.log_decay, item.b, item.g, start, n, call.features, R, hidden, T(0), gate);
@@ -195,7 +205,7 @@ public:
         if (graded) {
             const T low = -T(__builtin_inf());
             if (logarithmic)
-                take_logs<T>(call.key_log, item.b, item.g, start, n, call.features, R, hidden, low, log);
+                key_logs(item, start, n, hidden, low);
             else
                 std::memset(log, 0, sizeof(T) * n * R);
             grades_ = {n, R, logarithmic, bool(call.log_decay), log, gate, level, suffix, const_cast<T*>(scale), after,
@@ -221,6 +231,19 @@ public:
         }
     }
 
+    void key_logs(const Item& item, index start, index n, const bool* hidden, T blank) {
+        if (key_projection)
+            key_projection.logs(call.key_log, item.b, item.g, start, n, call.features, hidden, blank, log);
+        else
+            take_logs<T>(call.key_log, item.b, item.g, start, n, call.features, R, hidden, blank, log);
+    }
+    void query_logs(const Item& item, index head, index start, index n, T* to) {
+        if (query_projection)
+            query_projection.logs(call.query_log, item.b, head, start, n, call.features, nullptr, T(0), to);
+        else
+            take_logs<T>(call.query_log, item.b, head, start, n, call.features, R, nullptr, T(0), to);
+    }
+
     // Queries of all heads that share the key head.
     void load_queries(const Item& item, index start, index n) {
         for (index p = 0; p < P; ++p) {
@@ -233,7 +256,7 @@ public:
             if (!graded) continue;
             T* weight = q_weight + p * CHUNK * R;
             if (logarithmic)
-                take_logs<T>(call.query_log, item.b, head, start, n, call.features, R, nullptr, T(0), q_log);
+                query_logs(item, head, start, n, q_log);
             weigh_queries(grades_, logarithmic ? q_log : nullptr, weight, row + p * CHUNK);
             for (index at = 0; at < n * R; at += LANES<T>)
                 store(to + at, call.query ? load(to + at) * load(weight + at) : load(weight + at));
@@ -288,7 +311,6 @@ public:
     }
 
 private:
-    Arena arena_;
     Grades<T> grades_{};
     T* recurring_;
     double log_chunk_ = 0;
@@ -297,7 +319,8 @@ private:
 
     static index bytes(const Call& c) {
         const index r = padded<T>(c.features), e = padded<T>(c.columns), p = c.share;
-        return index(sizeof(T)) * (recur_scratch<T>(r, p) + CHUNK * (3 * p * r + 9 * r + 2 * e + p * e + 2 * CHUNK + 4 * p + 16) + 16 * r) + 64 * 64;
+        return index(sizeof(T)) * (Projection<T>::elements(c.key_matrix, r) + Projection<T>::elements(c.query_matrix, r) +
+                                   recur_scratch<T>(r, p) + CHUNK * (3 * p * r + 9 * r + 2 * e + p * e + 2 * CHUNK + 4 * p + 16) + 16 * r) + 64 * 64;
     }
 
     void take_columns(View view, const Item& item, index start, index n, const bool* hidden) {
@@ -314,7 +337,7 @@ private:
     }
 
     // Scalar decays of the chunk, from prefix sums in double: below exp(-1000) there is nothing in any type.
-    void decay(index n) {
+    void decay(index n, bool causal) {
         double prefix[CHUNK], sum_ = 0;
         for (index i = 0; i < CHUNK; ++i) {
             const double g = double(gate[i]);
@@ -327,7 +350,7 @@ private:
             store(from_start + i, decaying(load(from_start + i)));
             store(to_end + i, decaying(load(to_end + i)));
         }
-        for (index i = 0; i < n; ++i) {
+        for (index i = 0; causal && i < n; ++i) {
             T* line = between + i * CHUNK;
             const index used = (i + ROWS + LANES<T> - 1) / LANES<T> * LANES<T>;
             for (index j = 0; j < used && j < CHUNK; ++j) line[j] = j <= i ? T(prefix[i] - prefix[j]) : T(0);

@@ -17,9 +17,11 @@
 
 namespace reassoc::REASSOC_ISA {
 
+constexpr index KEPT = 8;  // as much as stays in the second cache
+
 struct Plan {
     index chunk, whole, kept;  // positions per chunk; chunks seen whole; key chunks kept in scratch
-    bool states;
+    bool states, shared;       // a chunk loaded once is kept until the last query that sees it
 };
 
 // One sequence of one key head: its queries are the last positions of its keys.
@@ -73,7 +75,7 @@ inline Plan plan_window(const Call& c) {
             queries = q > queries ? q : queries, keys = k > keys ? k : keys;
         }
     }
-    Plan plan{CHUNK, 0, 0, false};
+    Plan plan{CHUNK, 0, 0, false, false};
     // A band through the chunk itself has no place in graded.h: there a chunk is no longer than the window.
     while (graded && plan.chunk > c.window) plan.chunk /= 2;
     const index C = plan.chunk, chunks = (queries + C - 1) / C, all = (keys + C - 1) / C + 1;
@@ -85,9 +87,9 @@ inline Plan plan_window(const Call& c) {
     const double pairs = P * double(queries) * whole * (double(C) * (r + e) + exponentials);
     const double states = double(chunks + plan.whole) * (double(C) * r * e + 24 * r * e) + P * double(queries) * r * e;
     plan.states = states < pairs;
-    plan.kept = plan.states ? 2 : plan.whole + 3;
-    if (plan.kept > 8) plan.kept = 8;
-    if (plan.kept > all) plan.kept = all;
+    const index used = plan.whole + 3 < all ? plan.whole + 3 : all;
+    plan.shared = used <= KEPT;
+    plan.kept = plan.shared ? used : 2;
     return plan;
 }
 
@@ -159,7 +161,7 @@ public:
         if (!plan.states) return;
         for (index m = from - plan.whole > 0 ? from - plan.whole : 0; m < from; ++m) {
             load_alone(span, m);
-            summarize();
+            summarize(home());
         }
     }
 
@@ -169,7 +171,7 @@ public:
         any = sliding.count() > 0;
         const index n = span.count(m), start = span.query(m);
         // Graded keys are weighted for their own queries here, and at an origin of their own for others.
-        const bool shared = !walk.graded && !plan.states;
+        const bool shared = !walk.graded && plan.shared;
         load_chunk(span, m, shared ? kept[m % plan.kept] : home(), walk.graded ? middle.state.scale : nothing, true);
         if (shared) record(kept[m % plan.kept], m);
         walk.load_queries(span.item, start, n);
@@ -226,16 +228,17 @@ public:
     bool steady(const Prepared<T>& s, const Band& b) const {
         if (!walk.logarithmic) return true;  // only decays, and both sides decay away from where the chunks meet
         const T low = -T(__builtin_inf());
+        Ints<T> wide{};
         for (index i = 0; i < b.queries && b.low(i) < b.keys; ++i) {
             if (b.low(i) == 0) continue;
             for (index r = 0; r < R; r += LANES<T>) {
                 const Vec<T> top = load(s.top + b.low(i) * R + r);
-                const Ints<T> wide = ~((load(s.origin + r) - top <= T(SPREAD)) | (top == low));  // NaN is wide
-                for (int l = 0; l < LANES<T>; ++l)
-                    if (wide[l]) return false;
+                wide |= ~((load(s.origin + r) - top <= T(SPREAD)) | (top == low));  // NaN is wide
             }
         }
-        return true;
+        bool any_wide = false;
+        for (int l = 0; l < LANES<T>; ++l) any_wide |= wide[l] != 0;
+        return !any_wide;
     }
 
     // The largest logarithm that row i of head p sees in a chunk.
@@ -291,8 +294,8 @@ public:
     // Takes chunk m into the window of the next one. Keys weighted for their own queries are loaded again.
     void slide(const Span& span, index m, bool again) {
         if (!plan.states || again != walk.graded) return;
-        if (again) load_alone(span, m);
-        summarize();
+        if (again && !plan.shared) load_alone(span, m);
+        summarize(again && plan.shared ? prepare(span, m) : walk.graded || !plan.shared ? home() : kept[m % plan.kept]);
         if (sliding.count() > plan.whole) sliding.pop();
     }
 
@@ -312,7 +315,7 @@ public:
 private:
     const bool backward;
     Arena arena;
-    Prepared<T> kept[9];
+    Prepared<T> kept[KEPT + 1];
     T *raw_k, *since, *between, *nothing;
     double prefix[CHUNK];  // scalar: log decay from the chunk's start through each position
     bool any = false;
@@ -410,10 +413,10 @@ private:
         }
     }
 
-    void summarize() {
+    void summarize(const Prepared<T>& s) {
         Run<T> run = sliding.next();
         walk.move(run.state, false);
-        decay_of_chunk(run.decay);
+        std::memcpy(run.decay, s.decay, sizeof(T) * R);
         sliding.push();
     }
 

@@ -177,11 +177,6 @@ OPTIONS = {
         ValueError,
         "backend must be one of 'auto', 'reference', 'torch', 'native'; got 'cuda'",
     ),
-    "native": (
-        {"backend": "native"},
-        ValueError,
-        "backend 'native' is not available: .*; use 'auto' or 'torch'",
-    ),
     "rule name": (
         {"rule": "decay"},
         TypeError,
@@ -264,7 +259,7 @@ def test_options(options, error, match):
         linear_attention(*tensors(), **options)
 
 
-@pytest.mark.parametrize("name", [n for n in OPTIONS if n not in ("backend", "native")])
+@pytest.mark.parametrize("name", [n for n in OPTIONS if n != "backend"])
 def test_options_of_attention_matrix(name):
     options, error, match = OPTIONS[name]
     with pytest.raises(error, match=match):

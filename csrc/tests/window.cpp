@@ -339,7 +339,7 @@ Shape draw(int number) {
 
 int main() {
     std::printf("%s\n", kernels().isa);
-    for (int number = 0; number < 300; ++number) {
+    for (int number = 0; number < 150; ++number) {
         checks::state = std::uint64_t(1000 + number);
         Shape s = draw(number);
         std::printf("%d: B%d G%d P%d N%d M%d r%d e%d window%d mask%d logs%d gate%d z%d divide%d sum%d packed%d\n", number, int(s.B),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from ._features import Features
 from ._gates import check_beta, expand_decay
 from ._output import finish
 from ._prepare import Queries, Settings, key_features, prepare_queries
-from .feature_maps import ELU1, Exp, FeatureMap, Identity, ReLU, SquaredReLU
+from .feature_maps import ELU1, Exp, ExponentialMap, FeatureMap, Identity, ReLU, SquaredReLU
 from .kernels.native.call import Inputs, Options
 from .kernels.native.operator import run
 
@@ -33,6 +34,45 @@ def fused_map(s: Settings) -> str | None:
     return _ELEMENTWISE.get(type(s.map)) if simple else None
 
 
+def _factors(
+    query: Tensor, key: Tensor, key_mask: Tensor | None, s: Settings, dtype: torch.dtype
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    """For logarithms that are one product away: left factors of queries and keys, and the right ones."""
+    phi = s.map
+    if not isinstance(phi, ExponentialMap) or s.rule.family != "additive" or "sum" in s.normalize:
+        return None
+    if not (_own(phi, "query") and _own(phi, "key")):
+        return None
+    if key_mask is not None:
+        key = key.masked_fill(~key_mask[:, None, :, None], 0.0)
+    heads = key.shape[1]
+    x = query.to(dtype)
+    grouped = phi.heads is not None and x.shape[1] != heads
+    if grouped:  # heads of the map are those of the keys
+        x = x.unflatten(1, (heads, -1)).flatten(2, 3)
+    if s.needs_query_factor and phi.log_query_factor(x) is not None:
+        return None
+    of_query, of_key = phi.log_query_factors(x), phi.log_key_factors(key.to(dtype))
+    if of_query is None or of_key is None:
+        return None
+    (left, query_matrix), (right, key_matrix) = of_query, of_key
+    if query_matrix.requires_grad or key_matrix.requires_grad:
+        return None
+    if grouped:
+        left = left.unflatten(2, (query.shape[1] // heads, -1)).flatten(1, 2)
+    return (left, right), (query_matrix, key_matrix)
+
+
+def _own(phi: ExponentialMap, role: str) -> bool:
+    """Whether the factors speak for the map: no class further down defines its features otherwise."""
+
+    def depth(method: str) -> int:
+        return next(i for i, base in enumerate(type(phi).__mro__) if method in vars(base))
+
+    others = (f"log_{role}", f"{role}_features", role)
+    return all(depth(f"log_{role}_factors") <= depth(other) for other in others)
+
+
 def attend(
     query: Tensor,  # (B, H, N, d)
     key: Tensor,  # (B, G, M, d)
@@ -47,7 +87,12 @@ def attend(
     """Output ``(B, H, N, e)`` in the query's dtype, and the state after: memory and its scale."""
     name = fused_map(s)
     dtype = s.accumulate(query.dtype)
-    if name == "exp":
+    matrices: tuple[Tensor | None, Tensor | None] = (None, None)
+    factors = _factors(query, key, key_mask, s, dtype) if name is None else None
+    if factors is not None:
+        (left, right), matrices = factors
+        queries, keys = Queries(Features(None, left), None, None), Features(None, right)
+    elif name == "exp":
         queries, keys = Queries(Features(None, query), None, None), Features(None, key)
     elif name is not None:
         queries, keys = Queries(Features(query, None), None, None), Features(key, None)
@@ -63,6 +108,7 @@ def attend(
         key_mask,
         None if boundaries is None else boundaries.long(),
         *before,
+        *matrices,
     )
     logs = keys.log is not None
     # A logarithm of the whole row cancels in a quotient, unless an epsilon stands beside it.

@@ -109,6 +109,18 @@ class ExponentialMap(FeatureMap):
         """Logarithms of the features of keys, ``(..., d) -> (..., r)``."""
         raise NotImplementedError(f"{type(self).__name__} must define log_key(x)")
 
+    def log_query_factors(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """``left (..., k)`` and ``right (r, k)`` or ``(G, r, k)`` with ``log_query(x) = left @ right.mT``.
+
+        For maps whose logarithm is such a product: a kernel can then make it where it is used.
+        ``None``: it is not.
+        """
+        return None
+
+    def log_key_factors(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """As :meth:`log_query_factors`, for ``log_key``."""
+        return None
+
     def query(self, x: Tensor) -> Tensor:
         """Features of queries, ``(..., d) -> (..., r)``; infinity where they overflow."""
         return self.log_query(x).exp()

@@ -74,12 +74,15 @@ class PositiveFeatures(RandomFeatures, ExponentialMap):
         ratio = 2 * d / (2 * g + d + torch.sqrt((2 * g + d) ** 2 + 8 * d * g))
         return (1 - 1 / ratio) / 8
 
-    def _log_features(self, x: Tensor) -> Tensor:
-        # One product: what is added to a whole row, or to a whole feature, travels as further coordinates.
-        # Sums over (..., m) would cost as much as the product, in memory traffic.
+    def _factors(self, x: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logarithms of the features as one product of ``(..., k)`` and ``(m, k)``.
+
+        What is added to a whole row, or to a whole feature, travels as further coordinates: sums over
+        (..., m) would cost as much as the product, in memory traffic.
+        """
         rows = self.projections.to(x.dtype)
         offset = -x.square().sum(-1, keepdim=True) / 2 - math.log(self.feature_dim) / 2
-        left = [x, offset]
+        left = [x, offset if weight is None else offset + weight]
         right = [rows, torch.ones_like(rows[..., :1])]
         if self.optimal:
             tilt = self._tilt(x.dtype)
@@ -87,11 +90,9 @@ class PositiveFeatures(RandomFeatures, ExponentialMap):
             right = [rows * (1 - 4 * tilt).sqrt(), right[1], per_feature]
             left.append(torch.ones_like(offset))
         if self.hyperbolic:
-            right = [
-                torch.cat([right[0], -right[0]], -2),
-                *(torch.cat([part, part], -2) for part in right[1:]),
-            ]
-        return torch.cat(left, -1) @ torch.cat(right, -1).mT
+            mirrored = (-right[0], *right[1:])
+            right = [torch.cat([part, other], -2) for part, other in zip(right, mirrored, strict=True)]
+        return torch.cat(left, -1), torch.cat(right, -1)
 
     def relative_variance(self, query: Tensor, key: Tensor) -> Tensor:
         """Predicted variance of the kernel estimate over draws, relative to ``exp(scale q.k)^2``.
@@ -117,12 +118,20 @@ class PositiveFeatures(RandomFeatures, ExponentialMap):
             return optimal_variance(squares, self.dim, self.num_features, tilt, self.hyperbolic)
         return positive_variance(squares, self.dim, self.num_features, self.orthogonal, self.hyperbolic)
 
+    def log_query_factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``(..., k)`` and ``(r, k)`` or ``(G, r, k)``: their product is :meth:`log_query`."""
+        return self._factors(self._queries(x))
+
+    def log_key_factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``(..., k)`` and ``(r, k)`` or ``(G, r, k)``: their product is :meth:`log_key`."""
+        return self._factors(*self._keys(x))
+
     def log_query(self, x: Tensor) -> Tensor:
         """``(..., d) -> (..., r)``; calibrated, without the factor :meth:`log_query_factor`."""
-        return self._log_features(self._queries(x))
+        left, right = self.log_query_factors(x)
+        return left @ right.mT
 
     def log_key(self, x: Tensor) -> Tensor:
         """``(..., d) -> (..., r)``."""
-        keys, weight = self._keys(x)
-        log = self._log_features(keys)
-        return log if weight is None else log + weight
+        left, right = self.log_key_factors(x)
+        return left @ right.mT

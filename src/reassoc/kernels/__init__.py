@@ -36,7 +36,7 @@ def choose(backend: str, like: Tensor | None = None, window: int | None = None) 
     if backend == "auto":
         return "torch" if like is None or _not_native(like, window) or transformed() else "native"
     if backend not in BACKENDS:
-        raise ValueError(f"backend must be 'auto' or one of {BACKENDS}, got {backend!r}")
+        raise ValueError(f"backend must be one of 'auto', 'reference', 'torch', 'native'; got {backend!r}")
     if backend == "native":
         why = reason() if library() is None else like is not None and _not_native(like, window)
         if why:

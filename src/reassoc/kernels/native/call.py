@@ -24,6 +24,8 @@ class Inputs(NamedTuple):
         log_decay: ``(B, G, M, 1 or r)``. beta: ``(B, G, M)``, for the delta rules.
         key_mask: bool ``(B, M)``. boundaries: int64 ``(n + 1,)``, packed sequences.
         memory: ``(B or n, G, r, c)``, scale: ``(B or n, G, r)``: the state before, in the accumulating dtype.
+        query_matrix, key_matrix: ``(r, k)`` or ``(G, r, k)`` in the accumulating dtype, without gradient.
+            Where given, the logarithms are ``query_log @ query_matrix.mT`` with ``(.., k)`` of them.
     """
 
     query: Tensor | None
@@ -37,6 +39,8 @@ class Inputs(NamedTuple):
     boundaries: Tensor | None = None
     memory: Tensor | None = None
     scale: Tensor | None = None
+    query_matrix: Tensor | None = None
+    key_matrix: Tensor | None = None
 
     @property
     def any_query(self) -> Tensor:
@@ -48,6 +52,8 @@ class Inputs(NamedTuple):
     @property
     def width(self) -> int:
         """Number of features r."""
+        if self.key_matrix is not None:
+            return self.key_matrix.shape[-2]
         parts = (self.query, self.query_log, self.key, self.key_log)
         return max(part.shape[-1] for part in parts if part is not None)
 
@@ -206,6 +212,11 @@ def _call(inputs: Inputs, options: Options, results: Results) -> Any:
             setattr(call, name, _view(part))
     if inputs.beta is not None:
         call.beta = _view(inputs.beta[..., None])
+    for name in ("query_matrix", "key_matrix"):
+        part = getattr(inputs, name)
+        if part is not None:
+            head = part.stride(0) if part.ndim == 3 else 0
+            setattr(call, name, native.Matrix(part.data_ptr(), head, *part.shape[-2:]))
     for name in ("memory", "scale", "boundaries"):
         part = getattr(inputs, name)
         if part is not None:

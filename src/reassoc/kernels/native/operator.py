@@ -48,6 +48,8 @@ def _forward(
     boundaries: Tensor | None,
     memory: Tensor | None,
     scale: Tensor | None,
+    query_matrix: Tensor | None,
+    key_matrix: Tensor | None,
     causal: bool,
     map: str,
     sum_normalize: bool,
@@ -58,7 +60,8 @@ def _forward(
     dtype: str,
 ) -> list[Tensor]:
     inputs = Inputs(
-        query, query_log, key, key_log, value, log_decay, beta, key_mask, boundaries, memory, scale
+        query, query_log, key, key_log, value, log_decay, beta, key_mask, boundaries, memory, scale,
+        query_matrix, key_matrix,
     )  # fmt: skip
     options = Options(causal, map, sum_normalize, normalizer, divide, eps, fill, dtype)
     return _pack(forward(inputs, options))
@@ -129,7 +132,7 @@ def _differentiate(
     count = sum(present)
     inputs, results = saved[:count], saved[count:]
     wanted = list(ctx.needs_input_grad[:_TENSORS])  # type: ignore[attr-defined]
-    # A scale carries no gradient: whatever it is, the product with its memory is the same. Nor do the masks.
+    # A scale carries no gradient: whatever it is, the product with its memory is the same.
     wanted[Inputs._fields.index("scale")] = False
     index = 1 + options.divide + present[Inputs._fields.index("key_log")]
     d_out, d_memory = grads[0], grads[index]
