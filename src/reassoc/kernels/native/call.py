@@ -139,9 +139,9 @@ def empty_results(inputs: Inputs, options: Options) -> Results:
     return Results(out, denominator, row, memory, scale)
 
 
-def forward(inputs: Inputs, options: Options) -> Results:
-    """Run the library."""
-    inputs, results = prepared(inputs), empty_results(inputs, options)
+def forward(inputs: Inputs, options: Options, into: Results | None = None) -> Results:
+    """Run the library; ``into`` spares new memory, whose first touch costs as much as a read of it."""
+    inputs, results = prepared(inputs), empty_results(inputs, options) if into is None else into
     call = _call(inputs, options, results)
     call.memory_out = results.memory.data_ptr()
     if results.scale is not None:
