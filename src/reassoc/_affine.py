@@ -19,21 +19,30 @@ def advance(
     written_scale: Tensor | None,  # (..., r) or None
 ) -> tuple[Tensor, Tensor | None]:
     """``M S + B``, the one place where two runs meet. Scales carry no gradient: the product does."""
-    scale, old, new = factors(scale, log_decay, written_scale)
-    S = S if old is None else S * old
-    return S + (written if new is None else written * new), scale
+    scale, old, new = meet(scale, log_decay, written_scale)
+    S = S if old is None else S * old.exp()
+    return S + (written if new is None else written * new.exp()), scale
 
 
-def factors(
+def meet(
     scale: Tensor | None, log_decay: Tensor | None, written_scale: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The scale of the sum, and factors ``(..., r or 1, 1)`` of the old and of the written (``None``: 1)."""
+    """The scale of the sum, and as logarithms ``(..., r or 1, 1)`` the factors of the old and of the written.
+
+    ``None`` means a factor of one.
+    """
     if scale is None or written_scale is None:
-        return None, None if log_decay is None else log_decay.exp()[..., None], None
-    kept = scale if log_decay is None else scale + log_decay
+        return None, None if log_decay is None else log_decay[..., None], None
+    kept, missed = scale, None
+    if log_decay is not None:
+        kept = scale + log_decay
+        with torch.no_grad():  # what rounding takes from the sum (Knuth): the state is multiplied by that
+            part = kept - scale
+            missed = ((scale - (kept - part)) + (log_decay - part)).nan_to_num(0.0, 0.0, 0.0)
     new_scale = torch.maximum(kept.detach(), written_scale)
     origin = torch.where(new_scale == -torch.inf, 0.0, new_scale)
-    return new_scale, (kept - origin).exp()[..., None], (written_scale - origin).exp()[..., None]
+    old = kept - origin if missed is None else kept - origin + missed
+    return new_scale, old[..., None], (written_scale - origin)[..., None]
 
 
 def add_compensated(S: Tensor, written: Tensor, lost: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,15 +56,24 @@ def add_compensated(S: Tensor, written: Tensor, lost: Tensor) -> tuple[Tensor, T
 
 
 def accumulate(
-    before: Tensor, written: Tensor, lost: Tensor | None, into: tuple[Tensor, Tensor] | None
+    memory: Tensor,
+    log_keep: Tensor | None,  # what the memory is multiplied by, as a logarithm; None: one
+    written: Tensor,
+    lost: Tensor | None,
+    into: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``before + written`` and what rounding took from it, written to the two tensors ``into`` if given.
+    """``exp(log_keep) memory + written`` and what rounding took, written into two tensors if given.
 
     Without ``lost`` (where gradients are wanted) it is a plain sum.
     """
     if lost is None:
-        return before + written, None
-    total, left = add_compensated(before, written, lost)
+        return (memory if log_keep is None else memory * log_keep.exp()) + written, None
+    if log_keep is not None:
+        # Near one, the product would lose as much with each token as a sum does: what fades is a term.
+        keep, near = log_keep.exp(), log_keep > -0.7
+        written = written + torch.where(near, torch.expm1(log_keep), 0.0) * memory
+        memory, lost = memory * torch.where(near, 1.0, keep), lost * keep
+    total, left = add_compensated(memory, written, lost)
     return (total, left) if into is None else (into[0].copy_(total), into[1].copy_(left))
 
 

@@ -16,6 +16,7 @@ from ._state import AttentionState
 from .kernels import transformed
 from .kernels._library import library
 from .kernels.native.call import KINDS, MAPS
+from .kernels.native.operator import readable
 
 
 def decode(
@@ -35,6 +36,9 @@ def decode(
     watched = (query, key, value, gates, beta, state._memory, *s.map.parameters())
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in watched):
         return None
+    if not readable(query, key, value, gates, beta, key_mask, state._memory):
+        return None
+    gates = None if gates is None else gates if gates.stride(-1) == 1 else gates.contiguous()
     if name is None:
         keys = key_features(key, key_mask, s, dtype)
         queries = prepare_queries(query, s, key.shape[1], dtype, keys.log is not None)
@@ -53,10 +57,12 @@ def decode(
     decoder = _decoder(left, right, value, gates, beta, s, name, exponential)
     empty = None if name is not None else queries.empty
     memory, scale = state._parts(dtype)
-    if not (state._owned and state._lost is not None and _writable(memory)):
-        memory, scale = memory.clone(), None if scale is None else scale.clone()
-        lost = torch.zeros_like(memory) if state._lost is None else state._lost.to(dtype).clone()
-        state._replace(memory.contiguous(), scale, state._length.clone(), None, lost, owned=True)
+    held = (state._memory, state._lost, state._scale, state._length)
+    same = memory is state._memory and all(t is None or t.is_contiguous() for t in held)
+    if not (same and state._owned and state._lost is not None and _writable(memory)):
+        lost = torch.zeros_like(memory) if state._lost is None else state._lost.to(dtype)
+        scale = None if scale is None else _own(scale)
+        state._replace(_own(memory), scale, _own(state._length), None, _own(lost), owned=True)
     output = left.new_empty(*query.shape[:3], value.shape[-1])
     _run(decoder, state, left, right, value, gates, beta, key_mask, output)
     if empty is not None:
@@ -64,6 +70,11 @@ def decode(
     again = name is not None and gates is None and beta is None and key_mask is None
     state._again = Again(decoder, call, (query, key, value)) if again else None
     return output.to(query.dtype)
+
+
+def _own(t: Tensor) -> Tensor:
+    """A copy that nobody else holds, row after row."""
+    return t.clone(memory_format=torch.contiguous_format)
 
 
 def _writable(memory: Tensor) -> bool:
@@ -139,6 +150,10 @@ class Again:
 
     __slots__ = ("call", "decoder", "dtype", "shapes")
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # A copy of a state, or a pickled one, starts without: its first step is checked.
+        return type(None), ()
+
     def __init__(
         self, decoder: Any, call: tuple[object, ...], tensors: tuple[Tensor, Tensor, Tensor]
     ) -> None:
@@ -149,13 +164,14 @@ class Again:
         self, query: Tensor, key: Tensor, value: Tensor, call: tuple[object, ...], state: AttentionState
     ) -> Tensor | None:
         """The step, or ``None`` where anything is not as it was: then it is to be checked."""
-        if call != self.call or torch.compiler.is_compiling() or transformed() or not state._owned:
+        same = type(call[3]) is float and call == self.call and state._owned
+        if not same or torch.compiler.is_compiling() or transformed():
             return None
         recording, dtype = torch.is_grad_enabled(), self.dtype
         for t, shape in zip((query, key, value), self.shapes, strict=True):
             if type(t) is not Tensor or t.shape != shape or t.dtype != dtype or not t.is_cpu:
                 return None
-            if not t.is_contiguous() or (recording and t.requires_grad):
+            if not t.is_contiguous() or t.is_neg() or (recording and t.requires_grad):
                 return None
         memory, lost, scale = state._memory, state._lost, state._scale
         if lost is None or not _writable(memory):

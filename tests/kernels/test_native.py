@@ -1,7 +1,7 @@
 """The native backend as Python sees it: an operator, compilers, threads, refusals, odd inputs.
 
-That it computes the right thing is the law suite's business (tests/laws); here it is what the laws cannot see:
-how a call reaches the library and what it asks of tensors.
+That it computes the right thing is the law suite's business (tests/laws). Here is what the laws cannot see:
+how a call reaches the library, and what the library asks of tensors.
 """
 
 import concurrent.futures
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import reassoc
 from laws.budgets import assert_gradients_close, assert_same
-from laws.suite import RULES, Layout, call, cotangent, draw, gradients, make_map, true_sums
+from laws.suite import RULES, Layout, call, cotangent, draw, gradients, make_map, supports, true_sums
 from reassoc import kernels, rules
 from reassoc.kernels import _library
 
@@ -154,7 +154,7 @@ def test_shapes_without_data(grad):
         assert output.shape == (2, 4, 9, 4) and state.S.shape == (2, 2, 4, 4)
 
 
-@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("mode", ["real", "fake"])
 def test_a_trace_holds_the_operator(mode):
     inputs = draw("elu+1", "sum", CAUSAL)
     arguments = (inputs.query, inputs.key, inputs.value)
@@ -167,11 +167,15 @@ def test_a_trace_holds_the_operator(mode):
     assert_same(graph(*other), attend(*other), torch.float64)
 
 
-# Tensors whose memory does not hold their numbers, or not all of them.
+class Own(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+# Tensors whose memory does not hold their numbers, or that are more than their memory.
 LAZY = {
     "negated": lambda t: torch._neg_view(-t),
     "imaginary part of a conjugate": lambda t: torch.complex(t, -t).conj().imag,
-    "a subclass of its own": lambda t: t.as_subclass(type("Own", (torch.Tensor,), {})),
+    "a subclass": lambda t: t.as_subclass(Own),
 }
 
 
@@ -382,21 +386,24 @@ def test_calls_from_several_python_threads_at_once():
 
 UNSERVED = {
     "device": (torch.ones(1, 2, 5, 4, device="meta"), {}, "it runs on the CPU.* on meta"),
-    "dtype": (torch.ones(1, 2, 5, 4).to(torch.float8_e5m2), {}, "torch.float32, .*, not torch.float8_e5m2"),
+    "dtype": (torch.ones(1, 2, 5, 4).to(torch.float8_e5m2), {}, "it takes torch.float32, .*, not .*float8"),
 }
+if not supports("native", draw("elu+1", "sum", "window")):
+    UNSERVED["window"] = (torch.ones(1, 2, 5, 4), {"window": 3}, "it has no windows")
 
 
 @pytest.mark.parametrize("why", UNSERVED)
-def test_named_it_serves_or_refuses(why):
+def test_named_it_refuses_what_it_cannot_serve(why):
     x, options, words = UNSERVED[why]
-    with pytest.raises(ValueError, match=rf"backend 'native' cannot serve this call: {words}.*'torch'"):
+    message = rf"backend 'native' cannot serve this call: {words}.*Use 'auto' or 'torch'"
+    with pytest.raises(ValueError, match=message):
         reassoc.linear_attention(x, x, x, causal=True, backend="native", **options)
-    assert kernels.choose("auto", x) == "torch"
+    assert kernels.choose("auto", x, **options) == "torch"
 
 
 def test_whole_numbers_are_refused():
     x = torch.ones(1, 2, 5, 4, dtype=torch.int64)
-    with pytest.raises(TypeError, match="query.*int64"):
+    with pytest.raises(TypeError, match=r"query.*int64"):
         reassoc.linear_attention(x, x, x, backend="native")
 
 
@@ -462,6 +469,7 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("which", ["query", "key", "value"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, on first use
 def test_transforms_of_functions(transform, which):
     """The torch backend serves them; the native one, named, refuses rather than lose a derivative."""
     inputs = draw("elu+1", "decay-token", Layout(6, causal=True)).heads(slice(2), slice(1), slice(1))
@@ -568,7 +576,7 @@ def test_every_subset_of_gradients(feature_map, rule, normalize):
         output, after = call(
             phi, inputs, normalize=normalize, state=state, backend=backend, return_state=True
         )
-        assert output.requires_grad == after.S.requires_grad == bool(only)
+        assert output.requires_grad == bool(only)
         leaves = inputs.leaves() | {"state": first.value}
         wanted = {name: leaves[name] for name in only}
         return gradients(weighted([output, after.S]), torch.ones(()), wanted) if wanted else {}
@@ -576,17 +584,8 @@ def test_every_subset_of_gradients(feature_map, rule, normalize):
     truth = run(tuple(names), "torch")
     for count in range(len(names) + 1):
         for only in itertools.combinations(names, count):
-            if "query" in only and len(only) == 1:
-                continue  # the state alone needs no gradient then: see the next test
             for name, gradient in run(only, "native").items():
                 assert_gradients_close(gradient, truth[name], torch.float64, what=f"{name} of {only}")
-
-
-@pytest.mark.parametrize("rule", ["decay-token", "gated-delta-token"])
-def test_a_query_alone(rule):
-    inputs = draw("elu+1", rule, CAUSAL).requires_grad(("query",))
-    truth = whole("elu+1", inputs, backend="torch")
-    assert_equal_results(whole("elu+1", inputs), truth, torch.float64)
 
 
 @pytest.mark.parametrize("normalize", ["attention", "none"])

@@ -34,7 +34,7 @@ def choose(backend: str, like: Tensor | None = None, window: int | None = None) 
         ValueError: no such backend, or one that cannot serve the call.
     """
     if backend == "auto":
-        return "torch" if like is None or _not_native(like, window) or transformed() else "native"
+        return "torch" if like is None or _not_native(like, window) else "native"
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of 'auto', 'reference', 'torch', 'native'; got {backend!r}")
     if backend == "native":
@@ -54,13 +54,15 @@ def _not_native(like: Tensor, window: int | None) -> str:
         return f"it takes {', '.join(map(str, KINDS))}, not {like.dtype}"
     if window is not None:
         return "it has no windows"
+    if transformed():
+        return "it knows no torch.func transforms and no forward-mode differentiation"
     return ""
 
 
 def transformed() -> bool:
     """Whether torch.func or forward-mode differentiation is at work: for torch operations only."""
-    stack = getattr(torch._C._functorch, "peek_interpreter_stack", None)
-    inside = stack is not None and stack() is not None
+    # Not peek_interpreter_stack: a compiler takes its None for something.
+    inside = torch._C._functorch.maybe_current_level() is not None
     return inside or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 

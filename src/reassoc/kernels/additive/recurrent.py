@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._affine import accumulate, factors
+from ..._affine import accumulate, meet
 from ..._features import Features
 from .chunked import read_state
 
@@ -32,11 +32,9 @@ def token(
         size = (level - torch.where(written_scale == -torch.inf, 0.0, written_scale)).exp()
         weight = size if weight is None else weight * size
     assert weight is not None
-    scale, old, new = factors(scale, log_decay, written_scale)
-    written = (weight if new is None else weight * new[..., 0])[..., None] * value
-    before = memory if old is None else memory * old
+    scale, old, new = meet(scale, log_decay, written_scale)
+    written = (weight if new is None else weight * new[..., 0].exp())[..., None] * value
     into = (memory, lost) if in_place and lost is not None else None
-    carried = lost if lost is None or old is None else lost * old
-    memory, lost = accumulate(before, written, carried, into)
+    memory, lost = accumulate(memory, old, written, lost, into)
     read, row = read_state(query, memory, scale)
     return read, row, memory, scale, lost

@@ -24,13 +24,11 @@ def token(
     With ``in_place`` memory and ``lost`` are overwritten. What rounding loses is kept for S too, though a
     write corrects what is there: with a small beta the corrections themselves would be lost.
     """
-    before, carried = memory, lost
-    if log_decay is not None:
-        old = log_decay.exp()[..., None]
-        before, carried = memory * old, None if lost is None else lost * old
+    old = None if log_decay is None else log_decay[..., None]
+    before = memory if old is None else memory * old.exp()
     u = beta[..., None] * (value - key @ before)
     if has_z:
         u = torch.cat([u[..., :-1], value[..., -1:]], dim=-1)
     into = (memory, lost) if in_place and lost is not None else None
-    memory, lost = accumulate(before, key.mT * u, carried, into)
+    memory, lost = accumulate(memory, old, key.mT * u, lost, into)
     return (query.flatten(2, 3) @ memory).unflatten(2, query.shape[2:4]), memory, lost

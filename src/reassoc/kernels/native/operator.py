@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .call import Inputs, Options, Results, backward, empty_results, forward
 
@@ -14,9 +15,17 @@ def run(inputs: Inputs, options: Options) -> Results:
     """Run the library; through the operator only where somebody watches."""
     if not torch.compiler.is_compiling():
         watched = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-        if not watched:
+        if not watched and readable(*inputs):
             return forward(inputs, options)
     return _unpack(inputs, _forward(*inputs, *options), options)
+
+
+def readable(*tensors: Tensor | None) -> bool:
+    """Whether tensors are what their memory holds, and nobody keeps a record of what is done with them."""
+    return not torch._C._len_torch_dispatch_stack() and not any(
+        t is not None and (type(t) not in (Tensor, Parameter) or t.is_neg() or t._is_zerotensor())
+        for t in tensors
+    )
 
 
 def _pack(results: Results) -> list[Tensor]:
