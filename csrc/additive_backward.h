@@ -35,19 +35,16 @@ REASSOC_INLINE void product(T* to, index ld, index width, bool add, const Operan
                             const T* outer, const T* vector, const Operand<T>& y) {
     constexpr int L = LANES<T>;
     stretches<T>(width, [&](index at, auto count) {
-        constexpr int N = decltype(count)::value;
-        Vec<T> acc[ROWS][N];
+        Vec<T> acc[ROWS][decltype(count)::value];
         clear<T>(acc);
-        tile<T, ROWS, N>(acc, x.depth, x.a, x.row, x.step, x.b + at, x.ld);
-        for (int m = 0; m < ROWS; ++m)
-            for (int n = 0; n < N; ++n) {
-                if (vector) acc[m][n] += (outer ? splat(outer[m]) : splat(T(1))) * load(vector + at + n * L);
-                if (factor) acc[m][n] *= splat(factor[m]);
-                if (add) acc[m][n] += load(to + m * ld + at + n * L);
-            }
-        tile<T, ROWS, N>(acc, y.depth, y.a, y.row, y.step, y.b + at, y.ld);
-        for (int m = 0; m < ROWS; ++m)
-            for (int n = 0; n < N; ++n) store(to + m * ld + at + n * L, acc[m][n]);
+        tile<T>(acc, x.depth, x.a, x.row, x.step, x.b + at, x.ld);
+        each<T>(acc, [&](int m, int n, Vec<T>& y) {
+            if (vector) y += (outer ? splat(outer[m]) : splat(T(1))) * load(vector + at + n * L);
+            if (factor) y *= splat(factor[m]);
+            if (add) y += load(to + m * ld + at + n * L);
+        });
+        tile<T>(acc, y.depth, y.a, y.row, y.step, y.b + at, y.ld);
+        each<T>(acc, [&](int m, int n, Vec<T>& x) { store<T>(to + m * ld + at + n * L, x); });
     });
 }
 
@@ -60,8 +57,10 @@ inline void mirror_state(const T* S, index R, index E, T* to) {
 }
 
 // `causal` false: no position reads here (c.P is ignored); only what the chunk wrote is differentiated.
-template <class T>
-inline void chunk_backward(const Chunk<T>& c, const T* S, const T* z, const ChunkGradient<T>& d, bool causal) {
+// As in additive.h, ahead_queries(head, from, to) and ahead_keys(from, to) are called now and then.
+template <class T, class AheadQueries = Nothing, class AheadKeys = Nothing>
+inline void chunk_backward(const Chunk<T>& c, const T* S, const T* z, const ChunkGradient<T>& d, bool causal,
+                           const AheadQueries& ahead_queries = {}, const AheadKeys& ahead_keys = {}) {
     constexpr int L = LANES<T>;
     const index R = c.R, E = c.E, n = c.n, P = causal ? c.P : 0;
     T *A = d.scratch, *dA = A + CHUNK * CHUNK, *St = dA + CHUNK * CHUNK, *dSt = St + R * E, *vt = dSt + R * E,
@@ -78,6 +77,7 @@ inline void chunk_backward(const Chunk<T>& c, const T* S, const T* z, const Chun
         const T *q = c.q + p * CHUNK * R, *d_o = d.d_o + p * CHUNK * E;
         const T* d_den = d.d_den ? d.d_den + p * CHUNK : nullptr;
         for (index i = 0; i < n; i += ROWS) {
+            ahead_queries(p, i, i + ROWS);
             triangle(q + i * R, R, c.kt, (const T*)nullptr, c.between, i, A + i * CHUNK);
             triangle(d_o + i * E, E, (const T*)vt, d_den ? d_den + i : nullptr, c.between, i, dA + i * CHUNK);
             const index seen = i + ROWS < n ? i + ROWS : n;
@@ -95,6 +95,7 @@ inline void chunk_backward(const Chunk<T>& c, const T* S, const T* z, const Chun
         }
     }
     for (index j = 0; j < n; j += ROWS) {
+        ahead_keys(j, j + ROWS);
         const T* fade = c.to_end ? c.to_end + j : nullptr;
         const Operand<T> none{nullptr, 0, 0, 0, nullptr, 0};
         product<T>(d.dk + j * R, R, R, true, {c.v + j * c.ldv, c.ldv, 1, E, dSt, R}, fade, nullptr, z ? d.dz : nullptr,
@@ -127,11 +128,15 @@ inline void chunk_backward(const Chunk<T>& c, const T* S, const T* z, const Chun
             }
         });
         if (z)
-            for (index i = 0; i < n; ++i) {
-                const T weight = d.d_den[p * CHUNK + i] * (c.from_start ? c.from_start[i] : T(1));
-                for (index r = 0; r < R; r += L)
-                    store(d.dz + r, load(d.dz + r) + splat(weight) * load(q + i * R + r));
-            }
+            stretches<T>(R, [&](index at, auto count) {
+                Vec<T> sum[1][decltype(count)::value];
+                each<T>(sum, [&](int, int m, Vec<T>& x) { x = load(d.dz + at + m * L); });
+                for (index i = 0; i < n; ++i) {
+                    const T weight = d.d_den[p * CHUNK + i] * (c.from_start ? c.from_start[i] : T(1));
+                    each<T>(sum, [&](int, int m, Vec<T>& x) { x += splat(weight) * load(q + i * R + at + m * L); });
+                }
+                each<T>(sum, [&](int, int m, Vec<T>& x) { store<T>(d.dz + at + m * L, x); });
+            });
     }
 }
 

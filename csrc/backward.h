@@ -164,7 +164,10 @@ protected:  // a window needs the same incoming and outgoing gradients
             recur_backward<T>(tokens, before.S, z,
                               {d_o, z ? d_den : nullptr, gradient.S, dz, dq, dk, dv, call.delta ? d_beta : nullptr,
                                gated ? d_gate : nullptr},
-                              scratch);
+                              scratch, [&](index i, index j) {
+                                  for (index p = 0; p < tokens.P; ++p) soon_queries(item, item.g * P + p, start, i, j);
+                                  soon_keys(item, start, i, j);
+                              });
         } else {
             if (gated) dot_rows(after);
             State<T> used = before;
@@ -174,12 +177,30 @@ protected:  // a window needs the same incoming and outgoing gradients
                 walk.scale_rows(used.S, z ? used.z : nullptr);
             }
             chunk_backward<T>(walk.chunk, used.S, z ? used.z : nullptr,
-                              {d_o, z ? d_den : nullptr, gradient.S, dz, dq, dk, dv, scratch}, reads);
+                              {d_o, z ? d_den : nullptr, gradient.S, dz, dq, dk, dv, scratch}, reads,
+                              [&](index p, index i, index j) { soon_queries(item, item.g * P + p, start, i, j); },
+                              [&](index i, index j) { soon_keys(item, start, i, j); });
             if (walk.way == Way::steady) walk.scale_rows(gradient.S, dz);
             if (gated) gates(n, reads);
         }
         if (reads) give_queries(item, start, n);
         give_keys(item, start, n);
+    }
+
+    // Fetches rows that are written after this chunk, and those of the chunk before it.
+    void soon_queries(const Item& item, index head, index start, index from, index to) const {
+        const index end = item.start + item.queries, next = start - CHUNK;
+        walk.soon(call.d_query, item.b, head, start + from, start + to, end);
+        walk.soon_queries(item, head, next + from, next + to, end);
+        walk.soon(call.d_out, item.b, head, next + from, next + to, end);
+        if (call.divide) walk.soon(call.out, item.b, head, next + from, next + to, end);
+    }
+    void soon_keys(const Item& item, index start, index from, index to) const {
+        const index end = item.start + item.keys, next = start - CHUNK;
+        walk.soon(call.d_key, item.b, item.g, start + from, start + to, end);
+        walk.soon(call.d_value, item.b, item.g, start + from, start + to, end);
+        walk.soon_keys(item, next + from, next + to, end);
+        walk.soon_values(item, next + from, next + to, end);
     }
 
     // base = S . dS, per feature, at the end of the chunk.

@@ -11,10 +11,12 @@ constexpr index WORTH_THREADS = 1 << 18;  // numbers of state: below, waking a t
 
 // One row of `width` numbers of the caller's type, mapped, as whole registers.
 template <class T>
-REASSOC_INLINE void take_row(const void* data, Kind kind, index offset, index width, index size, Map map, T* to) {
+inline void take_row(const void* data, Kind kind, index offset, index width, index size, Map map, T* to) {
     View view;
-    view.data = const_cast<void*>(data), view.kind = kind, view.width = width;
-    take<T>(view, 0, 0, 0, 1, size, nullptr, map, to, offset);
+    view.data = const_cast<void*>(data), view.kind = kind;
+    typed(view, offset, [&](auto* from) {
+        mapped<T>(map, [&](auto function) { row<T>(from, width, size, to, function); });
+    });
 }
 
 template <class T>
@@ -28,15 +30,15 @@ REASSOC_INLINE T take_number(const void* data, Kind kind, index offset) {
 
 template <class T>
 struct DecodeScratch {
-    T *k, *q, *wide, *keep, *read, *values;
+    T *k, *q, *wide, *keep, *fade, *read, *values;
     explicit DecodeScratch(Arena& arena, const Decoder& d) {
         const index R = padded<T>(d.features);
-        k = arena.take<T>(R), q = arena.take<T>(d.share * R), wide = arena.take<T>(ROWS * R), keep = arena.take<T>(R);
-        read = arena.take<T>(d.share * (d.columns + 1)), values = arena.take<T>(ROWS * padded<T>(d.columns));
+        k = arena.take<T>(R), q = arena.take<T>(d.share * R), wide = arena.take<T>(R), keep = arena.take<T>(R);
+        fade = arena.take<T>(R), read = arena.take<T>(d.share * (d.columns + 1)), values = arena.take<T>(padded<T>(d.columns));
     }
     static std::size_t bytes(const Decoder& d) {
         const index R = padded<T>(d.features);
-        return Arena::bytes<T>(R * (2 + d.share + ROWS) + d.share * (d.columns + 1) + ROWS * padded<T>(d.columns)) + 6 * 64;
+        return Arena::bytes<T>(R * (4 + d.share) + d.share * (d.columns + 1) + padded<T>(d.columns)) + 7 * 64;
     }
 };
 
@@ -63,9 +65,10 @@ inline void decode_head(const Decoder& d, const Token& t, index b, index g, cons
     T* scale = d.exponential ? static_cast<T*>(t.scale) + at * r : nullptr;
     if (scale) {  // the state moves to the scale of its largest logarithm, as in graded.h
         for (index f = 0; f < r; ++f) {
-            const T kept = scale[f] + (keep_width ? s.keep[f] : T(0)), log = real ? s.k[f] : low;
-            const T now = kept > log ? kept : log, origin = now == low ? T(0) : now;
-            s.keep[f] = kept - origin, s.k[f] = log - origin, scale[f] = now;
+            // What rounding takes from the scale goes into the factor, else slow decays would be lost in it.
+            const double kept = double(scale[f]) + double(keep_width ? s.keep[f] : T(0));
+            const T log = real ? s.k[f] : low, now = kept > double(log) ? T(kept) : log, origin = now == low ? T(0) : now;
+            s.keep[f] = T(kept - double(origin)), s.k[f] = log - origin, scale[f] = now;
         }
         for (index f = 0; f < R; f += LANES<T>) store(s.k + f, decaying(load(s.k + f)));
         keep_width = r;
@@ -74,7 +77,10 @@ inline void decode_head(const Decoder& d, const Token& t, index b, index g, cons
     }
     if (!real) std::memset(s.values, 0, sizeof(T) * d.columns);
     if (keep_width)
-        for (index f = 0; f < R; f += LANES<T>) store(s.keep + f, decaying(load(s.keep + f)));
+        for (index f = 0; f < R; f += LANES<T>) {
+            const Vec<T> log = load(s.keep + f);
+            store(s.fade + f, losing(log)), store(s.keep + f, decaying(log));
+        }
     for (index p = 0; p < d.share; ++p) {
         take_row<T>(t.query, d.kind, (at * d.share + p) * r, r, R, d.map, s.wide);
         if (d.sum_normalize) normalize_rows(s.wide, 1, R, total);
@@ -91,7 +97,7 @@ inline void decode_head(const Decoder& d, const Token& t, index b, index g, cons
     }
     Step<T> step_{r, C, d.share, d.normalizer, s.k, s.values, s.q, t.beta ? &beta : nullptr, keep_width ? s.keep : nullptr,
                   keep_width, static_cast<T*>(t.memory) + at * r * C, t.lost && real ? static_cast<T*>(t.lost) + at * r * C : nullptr,
-                  s.read};
+                  s.read, s.fade};
     step(step_);
     for (index p = 0; p < d.share; ++p) {
         T* read = s.read + p * C;

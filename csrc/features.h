@@ -73,27 +73,31 @@ REASSOC_INLINE void row(const In* from, index width, index size, T* to, Function
     for (; at < size; at += L) store(to + at, Vec<T>{});
 }
 
+// Calls body(function of one register): once per chunk, so that the loops inside know which.
+template <class T, class Body>
+REASSOC_INLINE void mapped(Map map, Body&& body) {
+    switch (map) {
+        // Written so that NaN stays NaN.
+        case Map::elu1: body([](Vec<T> x) { return x > T(0) ? x + T(1) : decaying(x); }); break;
+        case Map::relu: body([](Vec<T> x) { return x <= T(0) ? Vec<T>{} : x; }); break;
+        case Map::relu2: body([](Vec<T> x) { return x <= T(0) ? Vec<T>{} : x * x; }); break;
+        case Map::given: body([](Vec<T> x) { return x; }); break;
+    }
+}
+
 // Rows `start`.. of head `h` into to[n][size], mapped; hidden rows, and those up to the next tile, are zero.
-// The dispatch on type and map happens once per chunk, so that the loops inside know both.
 template <class T>
 inline void take(const View& view, index b, index h, index start, index n, index size, const bool* mask, Map map,
-                 T* to, index offset = 0) {
-    auto rows = [&](auto* from, auto function) {
-        for (index t = 0; t < n; ++t) {
-            if (mask && !mask[t])
-                std::memset(to + t * size, 0, sizeof(T) * size);
-            else
-                row<T>(from + t * view.position, view.width, size, to + t * size, function);
-        }
-    };
-    typed(view, offset + b * view.batch + h * view.head + start * view.position, [&](auto* from) {
-        switch (map) {
-            // Written so that NaN stays NaN.
-            case Map::elu1: rows(from, [](Vec<T> x) { return x > T(0) ? x + T(1) : decaying(x); }); break;
-            case Map::relu: rows(from, [](Vec<T> x) { return x <= T(0) ? Vec<T>{} : x; }); break;
-            case Map::relu2: rows(from, [](Vec<T> x) { return x <= T(0) ? Vec<T>{} : x * x; }); break;
-            case Map::given: rows(from, [](Vec<T> x) { return x; }); break;
-        }
+                 T* to) {
+    typed(view, b * view.batch + h * view.head + start * view.position, [&](auto* from) {
+        mapped<T>(map, [&](auto function) {
+            for (index t = 0; t < n; ++t) {
+                if (mask && !mask[t])
+                    std::memset(to + t * size, 0, sizeof(T) * size);
+                else
+                    row<T>(from + t * view.position, view.width, size, to + t * size, function);
+            }
+        });
     });
     const index end = (n + ROWS - 1) / ROWS * ROWS;
     std::memset(to + n * size, 0, sizeof(T) * (end - n) * size);
@@ -103,12 +107,25 @@ inline void take(const View& view, index b, index h, index start, index n, index
 template <class T>
 inline void normalize_rows(T* rows, index n, index size, T* totals) {
     constexpr int L = LANES<T>;
-    for (index t = 0; t < n; ++t) {
+    index t = 0;
+    for (; t + L <= n; t += L) {
+        Vec<T> acc[L] = {};
+        for (index r = 0; r < size; r += L)
+            REASSOC_UNROLL
+            for (int m = 0; m < L; ++m) acc[m] += load(rows + (t + m) * size + r);
+        store<T>(totals + t, sums<T>(acc));
+    }
+    for (; t < n; ++t) {
         Vec<T> acc{};
         for (index r = 0; r < size; r += L) acc += load(rows + t * size + r);
-        const T total = totals[t] = sum<T>(acc);
+        totals[t] = sum<T>(acc);
+    }
+    for (t = 0; t < n; ++t) {
+        const T total = totals[t], inverse = T(1) / total;
         if (total == T(0)) continue;
-        for (index r = 0; r < size; r += L) store(rows + t * size + r, load(rows + t * size + r) / splat(total));
+        const bool tame = inverse - inverse == T(0);  // else the quotient itself may still be finite
+        for (T* at = rows + t * size; at < rows + (t + 1) * size; at += L)
+            store(at, tame ? load(at) * splat(inverse) : load(at) / splat(total));
     }
 }
 
@@ -156,8 +173,13 @@ template <class T>
 inline void give(const View& view, index b, index h, index start, index n, index size, const T* from) {
     typed(view, b * view.batch + h * view.head + start * view.position, [&](auto* to) {
         using Out = __typeof__(*to);
-        for (index t = 0; t < n; ++t)
-            for (index l = 0; l < view.width; ++l) to[t * view.position + l] = narrow<Out>(from[t * size + l]);
+        for (index t = 0; t < n; ++t) {
+            index l = 0;
+            if constexpr (__is_same(Out, T))
+                for (; l + LANES<T> <= view.width; l += LANES<T>)
+                    store(to + t * view.position + l, load(from + t * size + l));
+            for (; l < view.width; ++l) to[t * view.position + l] = narrow<Out>(from[t * size + l]);
+        }
     });
 }
 

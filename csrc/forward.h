@@ -21,26 +21,49 @@ REASSOC_INLINE Item item_of(const Call& c, index number) {
     return item;
 }
 
-// Quotients (or reads and denominators) of the positions loaded, into the caller's tensors.
+// Where the reads of head p go. The quotient is taken on the way, straight into the caller's tensor, if that holds
+// numbers of our type and no denominator needs care; else the reads go to scratch.
 template <class T>
-inline void finish(const Walk<T>& walk, const Item& item, index start, index n) {
+inline Target<T> place(const Walk<T>& walk, const Item& item, index start, index n, index p) {
+    constexpr int L = LANES<T>;
     const Call& call = walk.call;
-    const index E = walk.E;
-    const T eps = T(call.eps), fill = T(call.fill);
-    const bool first = item.first_column == 0;
-    for (index p = 0; p < walk.P; ++p) {
-        const index head = item.g * walk.P + p;
-        T *o = walk.o + p * CHUNK * E, *den = walk.den + p * CHUNK;
-        const index flat = (item.b * call.groups * walk.P + head) * call.queries + start;
+    const View& out = call.out;
+    bool direct = out.kind == Walk<T>::kind() && item.columns == walk.E && n % ROWS == 0;
+    if (call.divide) {
+        T* den = walk.den + p * CHUNK;
+        for (index t = n; t % L; ++t) den[t] = 1;
+        Ints<T> tame = Vec<T>{} == Vec<T>{};
+        for (index t = 0; t < n; t += L) {
+            const Vec<T> inverse = T(1) / (load(den + t) + T(call.eps));
+            store<T>(walk.factor + t, inverse);
+            tame &= inverse - inverse == T(0);
+        }
+        for (int l = 0; l < L; ++l) direct &= tame[l] != 0;
+    } else if (call.sum_normalize && !call.normalizer) {
+        for (index t = 0; t < n; ++t) direct &= walk.totals_q[p * CHUNK + t] != T(0);
+    }
+    if (!direct) return walk.scratch(p);
+    const index at = item.b * out.batch + (item.g * walk.P + p) * out.head + start * out.position;
+    return {static_cast<T*>(out.data) + at + item.first_column, out.position, call.divide ? walk.factor : nullptr};
+}
+
+// The rest for head p, whose reads are in `target`: quotients, if they are in scratch, and denominators.
+template <class T>
+inline void finish(const Walk<T>& walk, const Item& item, index start, index n, index p, const Target<T>& target) {
+    const Call& call = walk.call;
+    const index E = walk.E, head = item.g * walk.P + p;
+    const T fill = T(call.fill);
+    T *o = walk.scratch(p).to, *den = walk.den + p * CHUNK;
+    for (index t = 0; call.divide && t < n; ++t) den[t] += T(call.eps);
+    if (target.to == o) {
         if (call.divide)
             for (index t = 0; t < n; ++t) {
                 T* line = o + t * E;
-                const T d = den[t] += eps;
+                const T d = den[t], inverse = T(1) / d;
                 if (d == T(0)) {
                     for (index c = 0; c < E; c += LANES<T>) store(line + c, splat(fill));
                     continue;
                 }
-                const T inverse = T(1) / d;
                 const bool tame = inverse - inverse == T(0);  // else the quotient itself may still be finite
                 for (index c = 0; c < E; c += LANES<T>)
                     store(line + c, tame ? load(line + c) * splat(inverse) : load(line + c) / splat(d));
@@ -53,17 +76,41 @@ inline void finish(const Walk<T>& walk, const Item& item, index start, index n) 
         out.data = static_cast<char*>(out.data) + item.first_column * Walk<T>::element(out.kind);
         out.width = item.columns;
         give<T>(out, item.b, head, start, n, E, o);
-        if (!first) continue;
-        if (call.normalizer && !call.divide) {
-            View last = call.out;
-            last.data = static_cast<char*>(last.data) + call.columns * Walk<T>::element(last.kind);
-            last.width = 1;
-            give<T>(last, item.b, head, start, n, 1, den);
-        }
-        if (call.normalizer && call.denominator)
-            std::memcpy(static_cast<T*>(call.denominator) + flat, den, sizeof(T) * n);
-        if (walk.logarithmic && call.log_row)
-            std::memcpy(static_cast<T*>(call.log_row) + flat, walk.row + p * CHUNK, sizeof(T) * n);
+    }
+    if (item.first_column != 0) return;
+    if (call.normalizer && !call.divide) {
+        View last = call.out;
+        last.data = static_cast<char*>(last.data) + call.columns * Walk<T>::element(last.kind);
+        last.width = 1;
+        give<T>(last, item.b, head, start, n, 1, den);
+    }
+    const index flat = (item.b * call.groups * walk.P + head) * call.queries + start;
+    if (call.normalizer && call.denominator)
+        std::memcpy(static_cast<T*>(call.denominator) + flat, den, sizeof(T) * n);
+    if (walk.logarithmic && call.log_row)
+        std::memcpy(static_cast<T*>(call.log_row) + flat, walk.row + p * CHUNK, sizeof(T) * n);
+}
+
+// For all heads, whose reads are in scratch.
+template <class T>
+inline void finish(const Walk<T>& walk, const Item& item, index start, index n) {
+    for (index p = 0; p < walk.P; ++p) finish(walk, item, start, n, p, walk.scratch(p));
+}
+
+// Reads of the loaded queries from a state and, if causal, the loaded keys; `end` is where the item ends.
+template <class T>
+inline void read_heads(const Walk<T>& walk, const Item& item, State<T> s, index start, index n, index end, bool causal) {
+    for (index p = 0; p < walk.P; ++p) {
+        const index head = item.g * walk.P + p, next = start + CHUNK;
+        weigh_chunk(walk.chunk, p, walk.call.normalizer ? s.z : nullptr, walk.den + p * CHUNK, walk.weights, causal,
+                    [&](index from, index to) {
+                        walk.soon(walk.call.out, item.b, head, start + from, start + to, end);
+                        if (causal && p == 0) walk.soon_keys(item, next + from, next + to, end);
+                    });
+        const Target<T> target = place(walk, item, start, n, p);
+        read_chunk(walk.chunk, p, s.S, walk.weights, causal, target,
+                   [&](index from, index to) { walk.soon_queries(item, head, next + from, next + to, end); });
+        finish(walk, item, start, n, p, target);
     }
 }
 
@@ -72,10 +119,25 @@ template <class T>
 inline void advance(Walk<T>& walk, const Item& item, State<T> s, index from, index to, bool reads) {
     for (index at = from; at < to; at += CHUNK) {
         const index n = to - at < CHUNK ? to - at : CHUNK, start = item.start + at;
+        const index end = item.start + item.keys;
         walk.load_keys(item, start, n, s.scale, walk.call.causal);
         if (reads) walk.load_queries(item, start, n);
-        if (at + CHUNK < to) walk.prefetch(item, start + CHUNK, to - at - CHUNK < CHUNK ? to - at - CHUNK : CHUNK, reads);
-        walk.move(s, reads);
+        auto soon = [&](index i, index j) { walk.soon_values(item, start + CHUNK + i, start + CHUNK + j, end); };
+        if (reads && walk.way != Way::token) {
+            walk.enter(s);
+            read_heads(walk, item, s, start, n, end, true);
+            walk.write(s, soon);
+            walk.leave(s);
+            continue;
+        }
+        walk.move(s, reads, [&](index i, index j) {
+            soon(i, j);
+            walk.soon_keys(item, start + CHUNK + i, start + CHUNK + j, end);
+            for (index head = item.g * walk.P; reads && head < (item.g + 1) * walk.P; ++head) {
+                walk.soon_queries(item, head, start + CHUNK + i, start + CHUNK + j, end);
+                walk.soon(walk.call.out, item.b, head, start + i, start + j, end);
+            }
+        });
         if (reads) finish(walk, item, start, n);
     }
 }
@@ -88,8 +150,7 @@ inline void read_all(Walk<T>& walk, const Item& item, State<T> s, index from, in
         const index n = to - at < CHUNK ? to - at : CHUNK, start = item.start + at;
         walk.load_queries(item, start, n);
         walk.chunk = {n, walk.R, walk.E, walk.P, walk.q, walk.k, walk.kt, walk.v, walk.E, nullptr, nullptr, nullptr, T(1)};
-        read_chunk(walk.chunk, s.S, walk.call.normalizer ? s.z : nullptr, walk.o, walk.den, walk.weights, false);
-        finish(walk, item, start, n);
+        read_heads(walk, item, s, start, n, item.start + item.queries, false);
     }
 }
 

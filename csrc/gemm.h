@@ -14,18 +14,29 @@ REASSOC_INLINE void tile(Vec<T> (&acc)[M][N], index depth, const T* a, index row
                          index ld) {
     for (index k = 0; k < depth; ++k) {
         Vec<T> right[N];
+        REASSOC_UNROLL
         for (int n = 0; n < N; ++n) right[n] = load(b + k * ld + n * LANES<T>);
+        REASSOC_UNROLL
         for (int m = 0; m < M; ++m) {
             const Vec<T> left = splat(a[m * row + k * step]);
+            REASSOC_UNROLL
             for (int n = 0; n < N; ++n) acc[m][n] += left * right[n];
         }
     }
 }
 
+// Calls body(m, n, acc[m][n]) for every register of a tile.
+template <class T, int M, int N, class Body>
+REASSOC_INLINE void each(Vec<T> (&acc)[M][N], Body&& body) {
+    REASSOC_UNROLL
+    for (int m = 0; m < M; ++m)
+        REASSOC_UNROLL
+        for (int n = 0; n < N; ++n) body(m, n, acc[m][n]);
+}
+
 template <class T, int M, int N>
 REASSOC_INLINE void clear(Vec<T> (&acc)[M][N]) {
-    for (int m = 0; m < M; ++m)
-        for (int n = 0; n < N; ++n) acc[m][n] = Vec<T>{};
+    each<T>(acc, [](int, int, Vec<T>& x) { x = Vec<T>{}; });
 }
 
 // Calls body(first column, number of registers as a constant) for consecutive stretches of `width` columns,
@@ -58,8 +69,10 @@ inline void transpose(const T* from, index ld_from, T* to, index ld_to, index he
     for (index i = 0; i < height; i += L)
         for (index j = 0; j < width; j += L) {
             Vec<T> block[L];
+            REASSOC_UNROLL
             for (int m = 0; m < L; ++m) block[m] = load(from + (i + m) * ld_from + j);
             mirror<T>(block);
+            REASSOC_UNROLL
             for (int m = 0; m < L; ++m) store(to + (j + m) * ld_to + i, block[m]);
         }
 }

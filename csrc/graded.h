@@ -93,7 +93,10 @@ inline void grade(Grades<T>& g, const bool* mask, bool causal) {
         Ints<T> wide{};
         bool covered = empty;
         for (index t = 0; causal && t < g.n; ++t) {
-            if (covered && mask && !mask[t]) continue;
+            if (covered && mask && !mask[t]) {
+                wide |= ~(load(g.suffix + t * g.R + r) >= -T(SPREAD));  // reads nothing, but must stay finite
+                continue;
+            }
             covered |= !mask || mask[t];
             const Vec<T> seen = load(g.level + t * g.R + r);
             const Vec<T> origin = m * T(g.exponential) - load(g.suffix + t * g.R + r);
@@ -125,7 +128,9 @@ inline void weigh_queries(const Grades<T>& g, const T* log, T* weight, T* row) {
         Vec<T> best = splat(-T(__builtin_inf()));
         for (index r = 0; r < g.R; r += LANES<T>) {
             const index at = t * g.R + r;
-            Vec<T> x = g.steady ? load(g.after + r) - load(g.suffix + at) : load(g.level + at);
+            const Vec<T> after = load(g.after + r);  // minus infinity whatever the decay: nothing is there
+            Vec<T> x = load(g.level + at);
+            if (g.steady) x = select<T>(after == -T(__builtin_inf()), after, after - load(g.suffix + at));
             if (log) x += load(log + at);
             store(weight + at, x);
             best = larger<T>(best, x);

@@ -20,6 +20,7 @@ public:
 
     // Copies the matrix of a key head into the two orders that the products want, padded with zeros.
     void use(index head) {
+        if (matrix_.head == 0) head = 0;
         if (!matrix_ || head == head_) return;
         head_ = head;
         const T* from = static_cast<const T*>(matrix_.data) + head * matrix_.head;

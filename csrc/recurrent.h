@@ -195,12 +195,15 @@ inline index recur_scratch(index R, index P) {
 
 // Advances blocks [first, last) of S and writes the columns of o that belong to them: o (P x CHUNK x E), of
 // which only tokens below n are touched. With z, whoever has block 0 advances z and writes den (P x CHUNK).
-template <class T>
-inline void recur(const Tokens<T>& c, T* S, T* z, T* o, T* den, index first, index last, T* scratch) {
+// `ahead` as in additive.h.
+template <class T, class Ahead = Nothing>
+inline void recur(const Tokens<T>& c, T* S, T* z, T* o, T* den, index first, index last, T* scratch,
+                  const Ahead& ahead = {}) {
     if (first >= last) return;
     const Group<T> g(scratch, c.R, c.P, c.keep);
     T* reads = scratch + Group<T>::size(c.R, c.P);
     for (index start = 0; start < c.n; start += GROUP) {
+        ahead(start, start + GROUP);
         fold(c, start, g);
         if (z && first == 0) {
             read_normalizer<T>(c, start, g, z, den);

@@ -169,14 +169,16 @@ inline void solve_backward(const Tokens<T>& c, index start, const Group<T>& grou
     for (int i = 0; i < count; ++i) d.dbeta[start + i] += total[i];
 }
 
-// One strip of columns through all groups, last first; dS is columns `from` on, rows lds apart.
-template <class T>
+// One strip of columns through all groups, last first; dS is columns `from` on, rows lds apart. The first strip
+// calls `ahead`, see additive.h.
+template <class T, class Ahead>
 inline void strip_backward(const Tokens<T>& c, index from, index width, const TokensGradient<T>& d, T* dS,
-                           index lds, const Workspace<T>& w) {
+                           index lds, const Workspace<T>& w, const Ahead& ahead) {
     constexpr int L = LANES<T>;
     // An additive rule does not read with its keys: their terms are zero, and only decay what has no queries.
     const index skipped = c.beta || c.P == 0 ? 0 : GROUP, vectors = (1 + c.P) * GROUP - skipped;
     for (index g = (c.n - 1) / GROUP; g >= 0; --g) {
+        if (from == 0) ahead(g * GROUP, (g + 1) * GROUP);
         const Group<T> group = w.group(g), grad = w.gradient(g);
         const T *S = w.mirrored + g * w.width * w.ld, *u = w.u + g * GROUP * width;
         transpose<T>(dS, lds, w.d_mirrored, w.ld, c.R, width);
@@ -288,8 +290,9 @@ inline void unfold(const Tokens<T>& c, index start, const Group<T>& group, const
 }
 
 // S and z are those before the chunk; z null if none is kept.
-template <class T>
-inline void recur_backward(const Tokens<T>& c, const T* S, const T* z, const TokensGradient<T>& d, T* scratch) {
+template <class T, class Ahead = Nothing>
+inline void recur_backward(const Tokens<T>& c, const T* S, const T* z, const TokensGradient<T>& d, T* scratch,
+                           const Ahead& ahead = {}) {
     if (c.n == 0) return;
     const Workspace<T> w(scratch, c.R, c.E, c.P, c.keep);
     for (index g = 0; g * GROUP < c.n; ++g) {
@@ -303,7 +306,7 @@ inline void recur_backward(const Tokens<T>& c, const T* S, const T* z, const Tok
         for (index at = 0; at < lds; at += w.width) {
             const index width = lds - at < w.width ? lds - at : w.width;
             replay(c, block + at, width, S + c.R * block + at, lds, w);
-            strip_backward(c, block + at, width, d, d.dS + c.R * block + at, lds, w);
+            strip_backward(c, block + at, width, d, d.dS + c.R * block + at, lds, w, ahead);
         }
     }
     for (index g = 0; g * GROUP < c.n; ++g) unfold(c, g * GROUP, w.group(g), w.gradient(g), d);

@@ -19,6 +19,7 @@ struct Step {
     index keep_width;  // 1 or R
     T *memory, *lost;  // [R][C]; lost may be null: a plain sum
     T* out;            // [P][C]: reads, that of z included
+    const T* fade = nullptr;  // 1 - keep to its own last digit, as long as keep; null: from keep itself
 };
 
 // W neighboring columns: a register, part of one, or a single number.
@@ -52,7 +53,7 @@ struct Form {
 
 // keep * memory + term, and what rounding takes from it.
 template <Decay DECAY, class V, class T>
-REASSOC_INLINE V renew(T* memory, T* lost, T keep, V term) {
+REASSOC_INLINE V renew(T* memory, T* lost, T keep, T fade, V term) {
     const V row = get<V>(memory);
     V total;
     if constexpr (DECAY == Decay::plain) {
@@ -60,7 +61,7 @@ REASSOC_INLINE V renew(T* memory, T* lost, T keep, V term) {
     } else {
         const V left = get<V>(lost), before = DECAY == Decay::far ? row * keep : row;
         term = DECAY == Decay::none ? term - left : term - left * keep;
-        if (DECAY == Decay::near) term = term - row * (1 - keep);
+        if (DECAY == Decay::near) term = term - row * fade;
         total = before + term;
         const V taken = (total - before) - term;
         std::memcpy(lost, &taken, sizeof taken);
@@ -76,30 +77,31 @@ inline void write_columns(const Step<T>& s, index at, const typename Columns<T, 
     using V = typename Columns<T, W>::type;
     V read[N] = {};
     T read_z = 0;
-    auto write = [&](auto decay, index r, T keep) {
+    auto write = [&](auto decay, index r, T keep, T fade) {
         constexpr Decay DECAY = decltype(decay)::value;
         const T k = s.k[r], q = QUERY ? s.q[r] : T(0);
         T *memory = s.memory + r * s.C + at, *lost = LOST ? s.lost + r * s.C + at : nullptr;
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
-            const V row = renew<DECAY, V>(memory + n * W, lost + n * W, keep, k * u[n]);
+            const V row = renew<DECAY, V>(memory + n * W, lost + n * W, keep, fade, k * u[n]);
             if (QUERY) read[n] += q * row;
         }
         if (Z) {
-            const T row = renew<DECAY, T>(memory + N * W, lost + N * W, keep, k);
+            const T row = renew<DECAY, T>(memory + N * W, lost + N * W, keep, fade, k);
             if (QUERY) read_z += q * row;
         }
     };
     for (index r = 0; r < s.R; ++r) {
-        const T keep = s.keep ? s.keep[s.keep_width > 1 ? r : 0] : T(1);
+        const index own = s.keep_width > 1 ? r : 0;
+        const T keep = s.keep ? s.keep[own] : T(1), fade = s.keep && s.fade ? s.fade[own] : T(1) - keep;
         if constexpr (!LOST)
-            write(Form<Decay::plain>{}, r, keep);
+            write(Form<Decay::plain>{}, r, keep, fade);
         else if (!s.keep)
-            write(Form<Decay::none>{}, r, keep);
+            write(Form<Decay::none>{}, r, keep, fade);
         else if (keep >= T(0.5))
-            write(Form<Decay::near>{}, r, keep);
+            write(Form<Decay::near>{}, r, keep, fade);
         else
-            write(Form<Decay::far>{}, r, keep);
+            write(Form<Decay::far>{}, r, keep, fade);
     }
     if (!QUERY) return;
 #pragma GCC unroll 4

@@ -6,9 +6,6 @@
 
 #include "gemm.h"
 
-// An array of registers stays in registers only where every loop over it is unrolled early.
-#define REASSOC_UNROLL _Pragma("GCC unroll 16")
-
 namespace reassoc::REASSOC_ISA {
 
 constexpr index GROUP = 4;
@@ -80,25 +77,6 @@ inline void write(const T* keep, const T* x, index ldx, index vectors, const T* 
             for (int n = 0; n < N; ++n) store<T>(to + n * L, row[n]);
         }
     });
-}
-
-// Lane i of the answer is the sum of rows[i]: adding while interleaving, as in `mirror`.
-template <class T>
-REASSOC_INLINE Vec<T> sums(Vec<T> (&rows)[LANES<T>]) {
-    constexpr int L = LANES<T>;
-    Ints<T> low{}, high{};
-    REASSOC_UNROLL
-    for (int i = 0; i < L; ++i) {
-        low[i] = (i & 1) * L + i / 2;
-        high[i] = (i & 1) * L + L / 2 + i / 2;
-    }
-    REASSOC_UNROLL
-    for (int half = L / 2; half; half /= 2)
-        REASSOC_UNROLL
-        for (int i = 0; i < half; ++i)
-            rows[i] = __builtin_shuffle(rows[i], rows[i + half], low) +
-                      __builtin_shuffle(rows[i], rows[i + half], high);
-    return rows[0];
 }
 
 // out[i] = sum of acc[i], for any number of accumulators; `out` has room for whole registers.

@@ -62,7 +62,7 @@ public:
     const bool logarithmic, per_feature, scalar, graded;
     Chunk<T> chunk{};
     Way way = Way::plain;
-    T *q, *k, *kt, *v, *faded, *o, *den, *row, *zk, *beta, *keep, *from_start, *to_end, *between, *weights;
+    T *q, *k, *kt, *v, *faded, *o, *den, *factor, *row, *zk, *beta, *keep, *from_start, *to_end, *between, *weights;
     T *gate, *log, *level, *suffix, *after, *shrink, *q_log, *q_weight, *k_weight, *totals_q, *totals_k;
     double log_total = 0;  // scalar decay over everything walked
     T* feature_total;      // the same per feature
@@ -87,7 +87,7 @@ public:
         const index all = padded<T>(c.columns);
         q = arena_.take<T>(P * CHUNK * R), k = arena_.take<T>(CHUNK * R), kt = arena_.take<T>(CHUNK * R);
         v = arena_.take<T>(CHUNK * all), faded = arena_.take<T>(CHUNK * all), o = arena_.take<T>(P * CHUNK * all);
-        den = arena_.take<T>(P * CHUNK), row = arena_.take<T>(P * CHUNK), zk = arena_.take<T>(R);
+        den = arena_.take<T>(P * CHUNK), factor = arena_.take<T>(CHUNK), row = arena_.take<T>(P * CHUNK), zk = arena_.take<T>(R);
         beta = arena_.take<T>(CHUNK), keep = arena_.take<T>(CHUNK * R), from_start = arena_.take<T>(CHUNK);
         to_end = arena_.take<T>(CHUNK), between = arena_.take<T>(CHUNK * CHUNK);
         weights = arena_.take<T>(CHUNK * CHUNK);
@@ -149,23 +149,28 @@ public:
         return call.mask ? call.mask + item.b * call.keys + start : nullptr;
     }
 
-    // Asks for the rows of the next chunk, so that they are near when their turn comes.
-    static void soon(const View& view, index b, index h, index start, index n) {
+    // Asks for rows from..to, as far as they lie within [0, end), so that they are near when their turn comes.
+    static void soon(const View& view, index b, index h, index from, index to, index end) {
         if (!view) return;
-        const index bytes = view.width * element(view.kind);
-        const char* at = static_cast<const char*>(view.data) +
-                         (b * view.batch + h * view.head + start * view.position) * element(view.kind);
-        for (index t = 0; t < n; ++t, at += view.position * element(view.kind))
-            for (index line = 0; line < bytes; line += 64) __builtin_prefetch(at + line, 0, 2);
-    }
-    void prefetch(const Item& item, index start, index n, bool reads) const {
-        soon(call.key, item.b, item.g, start, n);
-        soon(call.key_log, item.b, item.g, start, n);
-        soon(call.value, item.b, item.g, start, n);
-        for (index head = item.g * P; reads && head < (item.g + 1) * P; ++head) {
-            soon(call.query, item.b, head, start, n);
-            soon(call.query_log, item.b, head, start, n);
+        if (from < 0) from = 0;
+        if (to > end) to = end;
+        const index size = element(view.kind);
+        for (index t = from; t < to; ++t) {
+            const index at = (b * view.batch + h * view.head + t * view.position) * size;
+            for (index line = 0; line < view.width * size; line += 64)
+                reassoc::REASSOC_ISA::prefetch(static_cast<const char*>(view.data) + at + line);
         }
+    }
+    void soon_keys(const Item& item, index from, index to, index end) const {
+        soon(call.key, item.b, item.g, from, to, end);
+        soon(call.key_log, item.b, item.g, from, to, end);
+    }
+    void soon_values(const Item& item, index from, index to, index end) const {
+        soon(call.value, item.b, item.g, from, to, end);
+    }
+    void soon_queries(const Item& item, index head, index from, index to, index end) const {
+        soon(call.query, item.b, head, from, to, end);
+        soon(call.query_log, item.b, head, from, to, end);
     }
 
     // Keys and values of positions start..start + n into scratch, and the way the chunk will be computed.
@@ -177,7 +182,7 @@ public:
         }
         View value = call.value;
         value.width = item.columns;
-        const bool direct = !copy_values && !hidden && value.kind == kind() && item.columns % PAD<T> == 0;
+        const bool direct = !copy_values && !hidden && value.kind == kind() && item.columns > 0 && item.columns % PAD<T> == 0;
         const index offset = item.first_column;
         if (!direct) take_columns(value, item, start, n, hidden);
         const T* values = direct ? static_cast<const T*>(value.data) + item.b * value.batch + item.g * value.head +
@@ -212,9 +217,8 @@ public:
                        shrink, true};
             grade(grades_, hidden, causal);
             way = grades_.steady ? Way::steady : Way::token;
-            weigh_keys(grades_, k_weight);
-            for (index at = 0; at < n * R; at += LANES<T>)
-                store(k + at, call.key ? load(k + at) * load(k_weight + at) : load(k_weight + at));
+            weigh_keys(grades_, call.key ? k_weight : k);
+            for (index at = 0; call.key && at < n * R; at += LANES<T>) store(k + at, load(k + at) * load(k_weight + at));
             if (hidden)  // a weight of a hidden key is exp(-inf) where keys are exponential, but one elsewhere
                 for (index t = 0; t < n; ++t)
                     if (!hidden[t]) std::memset(k + t * R, 0, sizeof(T) * R);
@@ -254,12 +258,10 @@ public:
                 if (call.sum_normalize) normalize_rows(to, n, R, totals_q + p * CHUNK);
             }
             if (!graded) continue;
-            T* weight = q_weight + p * CHUNK * R;
-            if (logarithmic)
-                query_logs(item, head, start, n, q_log);
+            T* weight = call.query ? q_weight + p * CHUNK * R : to;
+            if (logarithmic) query_logs(item, head, start, n, q_log);
             weigh_queries(grades_, logarithmic ? q_log : nullptr, weight, row + p * CHUNK);
-            for (index at = 0; at < n * R; at += LANES<T>)
-                store(to + at, call.query ? load(to + at) * load(weight + at) : load(weight + at));
+            for (index at = 0; call.query && at < n * R; at += LANES<T>) store(to + at, load(to + at) * load(weight + at));
             const index end = (n + ROWS - 1) / ROWS * ROWS;
             std::memset(to + n * R, 0, sizeof(T) * (end - n) * R);
         }
@@ -280,22 +282,39 @@ public:
     }
 
     // Moves the state over the loaded chunk; with `reads`, o and den are what its positions read.
-    void move(State<T> s, bool reads) {
+    template <class Ahead = Nothing>
+    void move(State<T> s, bool reads, const Ahead& ahead = {}) {
         T* z = call.normalizer ? s.z : nullptr;
         if (way == Way::token) {
             Tokens<T> t = tokens();
             if (!reads) t.P = 0;
-            recur(t, s.S, z, o, den, index(0), (E + BLOCK<T> - 1) / BLOCK<T>, recurring_);
+            recur(t, s.S, z, o, den, index(0), (E + BLOCK<T> - 1) / BLOCK<T>, recurring_,
+                  ahead);
         } else {
-            if (way == Way::steady) scale_rows(s.S, z);
+            enter(s);
             if (reads) read_chunk(chunk, s.S, z, o, den, weights);
-            const T* w = fade_values();
-            if (z) add_keys();
-            write_chunk(chunk, w, w == faded ? E : chunk.ldv, zk, s.S, z);
+            write(s, ahead);
         }
+        leave(s);
+    }
+    // Its parts, where a chunk is computed as a whole: the state is made ready to be read, ...
+    void enter(State<T> s) const {
+        if (way == Way::steady) scale_rows(s.S, call.normalizer ? s.z : nullptr);
+    }
+    // ... written, ...
+    template <class Ahead = Nothing>
+    void write(State<T> s, const Ahead& ahead = {}) {
+        const T* w = fade_values();
+        if (call.normalizer) add_keys();
+        write_chunk(chunk, w, w == faded ? E : chunk.ldv, zk, s.S, call.normalizer ? s.z : nullptr, ahead);
+    }
+    // ... and left.
+    void leave(State<T> s) {
         if (graded && logarithmic) std::memcpy(s.scale, after, sizeof(T) * R);
         if (scalar) log_total += log_chunk_;
     }
+
+    Target<T> scratch(index p) const { return {o + p * CHUNK * E, E, nullptr}; }
 
     // S and z brought to the origin of a steady chunk.
     void scale_rows(T* S, T* z) const {
@@ -314,8 +333,6 @@ private:
     Grades<T> grades_{};
     T* recurring_;
     double log_chunk_ = 0;
-
-    static constexpr Kind kind() { return sizeof(T) == 4 ? Kind::f32 : Kind::f64; }
 
     static index bytes(const Call& c) {
         const index r = padded<T>(c.features), e = padded<T>(c.columns), p = c.share;
@@ -369,15 +386,18 @@ private:
     }
 
     void add_keys() {
-        for (index r = 0; r < R; r += LANES<T>) {
-            Vec<T> total{};
+        stretches<T>(R, [&](index at, auto count) {
+            Vec<T> total[1][decltype(count)::value] = {};
             for (index j = 0; j < chunk.n; ++j)
-                total += load(k + j * R + r) * (chunk.to_end ? splat(to_end[j]) : splat(T(1)));
-            store(zk + r, total);
-        }
+                each<T>(total, [&](int, int i, Vec<T>& x) {
+                    x += load(k + j * R + at + i * LANES<T>) * splat(chunk.to_end ? to_end[j] : T(1));
+                });
+            each<T>(total, [&](int, int i, Vec<T>& x) { store<T>(zk + at + i * LANES<T>, x); });
+        });
     }
 
 public:
+    static constexpr Kind kind() { return sizeof(T) == 4 ? Kind::f32 : Kind::f64; }
     static index element(Kind kind) { return kind == Kind::f64 ? 8 : kind == Kind::f32 ? 4 : 2; }
 };
 

@@ -12,86 +12,10 @@
 // then the pairs of that part are computed one by one, in logarithms.
 #pragma once
 
-#include "band.h"
 #include "sliding.h"
+#include "window_plan.h"
 
 namespace reassoc::REASSOC_ISA {
-
-constexpr index KEPT = 8;  // as much as stays in the second cache
-
-struct Plan {
-    index chunk, whole, kept;  // positions per chunk; chunks seen whole; key chunks kept in scratch
-    bool states, shared;       // a chunk loaded once is kept until the last query that sees it
-};
-
-// One sequence of one key head: its queries are the last positions of its keys.
-struct Span {
-    Item item;
-    index query_start, C, base, lead;  // chunk m begins at key base + m C; the first of queries is `lead`
-
-    Span(const Call& c, const Plan& plan, index number) : item{}, C(plan.chunk) {
-        item.g = number % c.groups;
-        item.state = number / c.groups;
-        if (c.boundaries) {
-            const std::int64_t* of_queries = c.query_boundaries ? c.query_boundaries : c.boundaries;
-            item.start = c.boundaries[item.state];
-            item.keys = c.boundaries[item.state + 1] - item.start;
-            query_start = of_queries[item.state];
-            item.queries = of_queries[item.state + 1] - query_start;
-        } else {
-            item.b = item.state;
-            item.queries = c.queries, item.keys = c.keys, query_start = 0;
-        }
-        item.columns = c.columns;
-        const index offset = item.keys - item.queries;
-        base = offset % C ? offset % C - C : 0;
-        lead = (offset - base) / C;
-    }
-    index chunks() const { return (item.keys - base + C - 1) / C; }
-    index first(index m) const { return base + m * C > 0 ? base + m * C : 0; }
-    index count(index m) const {
-        const index end = base + (m + 1) * C;
-        return (end < item.keys ? end : item.keys) - first(m);
-    }
-    index query(index m) const { return query_start + first(m) - (item.keys - item.queries); }
-    index oldest(index m, index window) const {  // the first chunk that the queries of chunk m see
-        const index position = first(m) - window + 1;
-        return position > 0 ? (position - base) / C : 0;
-    }
-    Band band(index m, index keys_of, index window) const {
-        return {first(m), count(m), first(keys_of), count(keys_of), window};
-    }
-};
-
-template <class T>
-inline Plan plan_window(const Call& c) {
-    const bool graded = c.key_log || (c.log_decay && c.log_decay.width > 1);
-    index queries = c.queries, keys = c.keys;
-    if (c.boundaries) {
-        const std::int64_t* of_queries = c.query_boundaries ? c.query_boundaries : c.boundaries;
-        queries = keys = 0;
-        for (index s = 0; s < c.sequences; ++s) {
-            const index q = of_queries[s + 1] - of_queries[s], k = c.boundaries[s + 1] - c.boundaries[s];
-            queries = q > queries ? q : queries, keys = k > keys ? k : keys;
-        }
-    }
-    Plan plan{CHUNK, 0, 0, false, false};
-    // A band through the chunk itself has no place in graded.h: there a chunk is no longer than the window.
-    while (graded && plan.chunk > c.window) plan.chunk /= 2;
-    const index C = plan.chunk, chunks = (queries + C - 1) / C, all = (keys + C - 1) / C + 1;
-    plan.whole = c.window / C - 1;
-    if (plan.whole > all) plan.whole = all;
-    if (plan.whole < 0) plan.whole = 0;
-    const double r = double(padded<T>(c.features)), e = double(padded<T>(c.columns)), P = double(c.share);
-    const double whole = double(plan.whole), exponentials = graded ? 8 * r : 0;
-    const double pairs = P * double(queries) * whole * (double(C) * (r + e) + exponentials);
-    const double states = double(chunks + plan.whole) * (double(C) * r * e + 24 * r * e) + P * double(queries) * r * e;
-    plan.states = states < pairs;
-    const index used = plan.whole + 3 < all ? plan.whole + 3 : all;
-    plan.shared = used <= KEPT;
-    plan.kept = plan.shared ? used : 2;
-    return plan;
-}
 
 // A chunk of keys prepared for the products of pairs, and, for graded features, for its summary.
 template <class T>
@@ -113,7 +37,7 @@ public:
     const index R, P, E;
     Sliding<T> sliding;
     Run<T> middle;
-    T *raw_q, *raw_log, *weighted, *weight, *factor, *A;  // see weigh and read
+    T *raw_q, *raw_log, *weighted, *weight, *factor, *A;  // see `open` and `weigh`; [CHUNK][CHUNK]
 
     Window(Walk<T>& w, const Plan& p, bool backward_)
         : walk(w), call(w.call), plan(p), R(w.R), P(w.P), E(padded<T>(w.call.columns)),
@@ -181,15 +105,16 @@ public:
         for (index p = 0; p < P; ++p) {
             const index head = span.item.g * P + p;
             T* to = raw_q + p * CHUNK * R;
-            if (call.query.data) {
+            if (call.query) {
                 take<T>(call.query, span.item.b, head, start, n, R, nullptr, call.map, to);
                 if (call.sum_normalize) normalize_rows(to, n, R, walk.totals_q + p * CHUNK);
             }
             if (!walk.logarithmic) continue;
-            take_logs<T>(call.query_log, span.item.b, head, start, n, call.features, R, nullptr, T(0), raw_log + p * CHUNK * R);
+            walk.query_logs(span.item, head, start, n, raw_log + p * CHUNK * R);
             for (index t = 0; t < n; ++t) {  // a row that sees nothing yet has no scale yet
                 Vec<T> best{};
-                for (index r = 0; r < R; r += LANES<T>) best = larger<T>(best, load(walk.q_weight + (p * CHUNK + t) * R + r));
+                for (index r = 0; r < R; r += LANES<T>)
+                    best = larger<T>(best, load(query_weights() + (p * CHUNK + t) * R + r));
                 if (t < blind || largest<T>(best) == T(0)) walk.row[p * CHUNK + t] = -T(__builtin_inf());
             }
         }
@@ -263,7 +188,7 @@ public:
                     w = top == -T(__builtin_inf()) ? Vec<T>{} : w;  // a feature of no key in sight
                 }
                 store(weight + i * R + r, w);
-                store(weighted + i * R + r, call.query.data ? w * load(raw_q + (p * CHUNK + i) * R + r) : w);
+                store(weighted + i * R + r, call.query ? w * load(raw_q + (p * CHUNK + i) * R + r) : w);
             }
         }
         const index end = (b.queries + ROWS - 1) / ROWS * ROWS;
@@ -273,7 +198,7 @@ public:
     // Calls body(i, j, the exponent of their weight, to which row[i] is the origin) for all pairs of the band.
     template <class Body>
     void one_by_one(const Span& span, const Prepared<T>& s, const Band& b, Body&& body) {
-        if (call.key.data) {
+        if (call.key) {
             const index start = span.item.start + b.first;
             take<T>(call.key, span.item.b, span.item.g, start, b.keys, R, walk.mask(span.item, start), call.map, raw_k);
             if (call.sum_normalize) normalize_rows(raw_k, b.keys, R, walk.totals_k);
@@ -284,9 +209,9 @@ public:
 
     // Mantissas, and the exponential of the logarithms at the origin `row`.
     Vec<T> q_of(index p, index i, index r) const {
-        return call.query.data ? load(raw_q + (p * CHUNK + i) * R + r) : splat(T(1));
+        return call.query ? load(raw_q + (p * CHUNK + i) * R + r) : splat(T(1));
     }
-    Vec<T> k_of(index j, index r) const { return call.key.data ? load(raw_k + j * R + r) : splat(T(1)); }
+    Vec<T> k_of(index j, index r) const { return call.key ? load(raw_k + j * R + r) : splat(T(1)); }
     Vec<T> pair_weight(index p, index i, index r, const T* col, T row) const {
         return decaying(row_log(p, i, r) + load(col + r) - splat(finite(row)));
     }
@@ -295,12 +220,19 @@ public:
     void slide(const Span& span, index m, bool again) {
         if (!plan.states || again != walk.graded) return;
         if (again && !plan.shared) load_alone(span, m);
-        summarize(again && plan.shared ? prepare(span, m) : walk.graded || !plan.shared ? home() : kept[m % plan.kept]);
+        if (plan.shared)
+            summarize(again ? prepare(span, m) : kept[m % plan.kept]);
+        else
+            summarize(home());
         if (sliding.count() > plan.whole) sliding.pop();
     }
 
     // A chunk of keys as a summary of its own.
     void load_alone(const Span& span, index m) { load_chunk(span, m, home(), nothing, false); }
+
+    // Weights of the features that the walk holds; where there are no mantissas they are all there is.
+    T* query_weights() const { return call.query ? walk.q_weight : walk.q; }
+    T* key_weights() const { return call.key ? walk.k_weight : walk.k; }
 
     bool has_middle() const { return any; }
     Prepared<T>& home() { return kept[plan.kept]; }
@@ -322,7 +254,8 @@ private:
 
     index bytes() const {
         const index slot = CHUNK * (4 * R + 2 * E + 1) + 2 * R;
-        return index(sizeof(T)) * ((plan.kept + 1) * slot + Run<T>::size(R, E) + CHUNK * (2 * P * R + 4 * R + 1 + CHUNK) + 2 * R) +
+        const index own = Run<T>::size(R, E) + CHUNK * (2 * P * R + 4 * R + 1 + CHUNK) + 2 * R;
+        return index(sizeof(T)) * ((plan.kept + 1) * slot + own) +
                64 * (16 + 10 * (plan.kept + 1));
     }
 
@@ -424,11 +357,13 @@ private:
     void add(const Span& span, Prepared<T>& s, const Band& b) {
         const bool common = steady(s, b);
         for (index p = 0; p < P; ++p) {
-            T *o = walk.o + p * CHUNK * E, *den = call.normalizer ? walk.den + p * CHUNK : nullptr, *row = walk.row + p * CHUNK;
+            T *o = walk.o + p * CHUNK * E, *row = walk.row + p * CHUNK;
+            T* den = call.normalizer ? walk.den + p * CHUNK : nullptr;
             for (index i = 0; walk.logarithmic && i < b.queries; ++i) raise(level(s, b, p, i), i, o, den, row);
             if (common) {
                 if (walk.graded) weigh(s, b, p, row);
-                add_band(b, walk.graded ? weighted : walk.q + p * CHUNK * R, s.kt, R, s.values, s.ldv, E, factors(s), o, den, A);
+                const T* q = walk.graded ? weighted : walk.q + p * CHUNK * R;
+                add_band(b, q, s.kt, R, s.values, s.ldv, E, factors(s), o, den, A);
                 continue;
             }
             one_by_one(span, s, b, [&](index i, index j, const T* col) {

@@ -27,7 +27,7 @@ public:
           window(walk, p, true),
           width(walk.graded ? R : 1),
           gated(bool(c.log_decay)),
-          arena(Arena::bytes<T>((longest + CHUNK) * (R + E + width) + CHUNK * (R + CHUNK) + R)) {
+          arena(Arena::bytes<T>((longest + CHUNK) * (R + E + width) + CHUNK * (R + CHUNK) + R) + 64 * 6) {
         const index rows = longest + CHUNK;
         all_k = arena.take<T>(rows * R), all_v = arena.take<T>(rows * E), gain = arena.take<T>(rows * width);
         part = arena.take<T>(CHUNK * R), dA = arena.take<T>(CHUNK * CHUNK), decay = arena.take<T>(R);
@@ -70,7 +70,7 @@ private:
         window.slide(span, m, true);
         if (walk.graded) {
             const index all = P * CHUNK * R;
-            for (index i = 0; i < all; ++i) walk.q[i] = call.query.data ? window.raw_q[i] : T(1), walk.q_weight[i] = 1;
+            for (index i = 0; i < all; ++i) walk.q[i] = call.query ? window.raw_q[i] : T(1), walk.q_weight[i] = 1;
         }
         if (gated) add_products(walk.q, P, dq, n, T(1), gain + span.first(m) * width);
         this->give_queries(span.item, start, n);
@@ -80,13 +80,14 @@ private:
     void to_final_scale(const Span& span, index n, index start) {
         for (index p = 0; p < P; ++p) {
             const index head = span.item.g * P + p;
-            const T* rows = static_cast<const T*>(call.log_row) + (span.item.b * call.groups * P + head) * call.queries + start;
+            const index flat = (span.item.b * call.groups * P + head) * call.queries + start;
+            const T* rows = static_cast<const T*>(call.log_row) + flat;
             for (index t = 0; t < n; ++t) {
                 T& row = walk.row[p * CHUNK + t];
                 const Vec<T> factor = row == -T(__builtin_inf()) ? splat(T(0)) : exponential(splat(row - rows[t]));
                 for (index r = (p * CHUNK + t) * R; r < (p * CHUNK + t + 1) * R; r += LANES<T>) {
                     store(walk.q + r, load(walk.q + r) * factor);
-                    store(walk.q_weight + r, load(walk.q_weight + r) * factor);
+                    if (call.query) store(walk.q_weight + r, load(walk.q_weight + r) * factor);
                 }
                 row = rows[t];
             }
@@ -116,20 +117,20 @@ private:
             transpose(walk.chunk.v, walk.chunk.ldv, vt, CHUNK, CHUNK, E);
             const Band b = span.band(m, m, call.window);
             for (index p = 0; p < P; ++p)
-                band_backward(b, walk.q + p * CHUNK * R, walk.k, walk.kt, R, vt, E, {nullptr, nullptr, walk.chunk.between},
-                              d_o + p * CHUNK * E, z ? d_den + p * CHUNK : nullptr, dq + p * CHUNK * R, dk, dv, window.A, dA);
+                band_backward(b, walk.q + p * CHUNK * R, walk.k, walk.kt, R, vt, E,
+                              {nullptr, nullptr, walk.chunk.between}, d_o + p * CHUNK * E,
+                              z ? d_den + p * CHUNK : nullptr, dq + p * CHUNK * R, dk, dv, window.A, dA);
         }
         if (walk.graded)
-            for (index i = 0; i < P * CHUNK * R; i += LANES<T>) store(dq + i, load(dq + i) * load(walk.q_weight + i));
-        collect(span.first(m), span.count(m), walk.graded ? walk.k_weight : nullptr);
+            for (index i = 0; i < P * CHUNK * R; i += LANES<T>) store(dq + i, load(dq + i) * load(window.query_weights() + i));
+        collect(span.first(m), span.count(m), walk.graded ? window.key_weights() : nullptr);
         if (!plan.states) return;
         const State<T> to = kept(span, m);
         std::memcpy(to.S, gradient.S, sizeof(T) * size);
         // Of a state exp(scale) S the gradient is exp(-scale) dS.
         const T low = -T(__builtin_inf());
-        for (index r = 0; walk.logarithmic && r < R; ++r) to.scale[r] = before_scale()[r] == low ? low : -before_scale()[r];
+        for (index r = 0; walk.logarithmic && r < R; ++r) to.scale[r] = before.scale[r] == low ? low : -before.scale[r];
     }
-    const T* before_scale() const { return window.middle.state.scale; }
 
     void older(const Span& span, const Prepared<T>& s, const Band& b) {
         const bool common = window.steady(s, b);
@@ -140,18 +141,19 @@ private:
             T* to = dq + p * CHUNK * R;
             if (!common) {
                 window.one_by_one(span, s, b, [&](index i, index j, const T* col) {
-                    pair(p, i, j, col, row[i], s.values + j * s.ldv, from + i * E, denominators ? denominators[i] : T(0),
-                         to + i * R, all_k + (b.first + j) * R);
+                    pair(p, i, j, col, row[i], s.values + j * s.ldv, from + i * E,
+                         denominators ? denominators[i] : T(0), to + i * R, all_k + (b.first + j) * R);
                 });
             } else if (walk.graded) {
                 std::memset(part, 0, sizeof(T) * CHUNK * R);
                 window.weigh(s, b, p, row);
-                band_backward(b, window.weighted, s.k, s.kt, R, s.vt, E, Factors<T>{}, from, denominators, part, dk, dv, window.A, dA);
+                band_backward(b, window.weighted, s.k, s.kt, R, s.vt, E, Factors<T>{}, from, denominators, part, dk,
+                              dv, window.A, dA);
                 for (index i = 0; i < b.queries * R; i += LANES<T>)
                     store(to + i, load(to + i) + load(part + i) * load(window.weight + i));
             } else {
-                band_backward(b, walk.q + p * CHUNK * R, s.k, s.kt, R, s.vt, E, window.factors(s), from, denominators, to, dk,
-                              dv, window.A, dA);
+                band_backward(b, walk.q + p * CHUNK * R, s.k, s.kt, R, s.vt, E, window.factors(s), from, denominators, to,
+                              dk, dv, window.A, dA);
             }
         }
         if (walk.graded)  // the weights of these keys once more
@@ -162,7 +164,8 @@ private:
     }
 
     // One query and one key in logarithms: their weight, and the gradients of their mantissas.
-    void pair(index p, index i, index j, const T* col, T row, const T* v, const T* from, T denominator, T* to_q, T* to_k) {
+    void pair(index p, index i, index j, const T* col, T row, const T* v, const T* from, T denominator, T* to_q,
+              T* to_k) {
         Vec<T> dot{}, inner{};
         for (index c = 0; c < E; c += LANES<T>) inner += load(from + c) * load(v + c);
         const Vec<T> da = splat(sum<T>(inner) + denominator);
@@ -190,7 +193,7 @@ private:
         if (window.sliding.count()) whole(span, m);
         if (walk.graded) {
             for (index i = 0; i < CHUNK * R; ++i) walk.k[i] = walk.k_weight[i] = 1;
-            if (call.key.data) {
+            if (call.key) {
                 take<T>(call.key, span.item.b, span.item.g, start, n, R, walk.mask(span.item, start), call.map, walk.k);
                 if (call.sum_normalize) normalize_rows(walk.k, n, R, walk.totals_k);
             }
@@ -214,11 +217,12 @@ private:
         if (walk.logarithmic) {
             const T low = -T(__builtin_inf()), *origin = window.home().origin;
             for (index r = 0; r < R; ++r)
-                walk.shrink[r] = s.scale[r] == low || origin[r] == low ? T(0) : exponential(splat(s.scale[r] + origin[r]))[0];
+                walk.shrink[r] =
+                    s.scale[r] == low || origin[r] == low ? T(0) : exponential(splat(s.scale[r] + origin[r]))[0];
             walk.scale_rows(s.S, z);
         }
         chunk_backward<T>(walk.chunk, s.S, z, {nullptr, nullptr, s.S, z, nullptr, dk, dv, scratch}, false);
-        collect(span.first(m), span.count(m), walk.graded ? walk.k_weight : nullptr);
+        collect(span.first(m), span.count(m), walk.graded ? window.key_weights() : nullptr);
     }
 
     void clear() {

@@ -135,12 +135,12 @@ def linear_attention(
             (None, None) if state is None or window is not None else state._parts(s.accumulate(query.dtype))
         )
         tail: Tail | None = None
-        if s.backend == "native":
+        carried = window is not None and (state is not None or return_state)
+        if s.backend == "native" and not carried:
             output, *after = fused.attend(
                 query, key, value, s, key_mask=key_mask, boundaries=cu_seqlens, before=before, causal=causal
             )
         else:
-            carried = window is not None and (state is not None or return_state)
             output, *after, tail = _through_features(
                 query,
                 key,

@@ -83,9 +83,12 @@ def attend(
     boundaries: Tensor | None = None,
     before: tuple[Tensor | None, Tensor | None] = (None, None),  # memory and its scale
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Output ``(B, H, N, e)`` in the query's dtype, and the state after: memory and its scale."""
-    name = fused_map(s)
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Output ``(B, H, N, e)`` in the query's dtype, and the state after: memory and its scale.
+
+    With a window there is no state: what it would be is in the tail, which the caller keeps.
+    """
+    name, length = fused_map(s), key.shape[2]
     dtype = s.accumulate(query.dtype)
     matrices: tuple[Tensor | None, Tensor | None] = (None, None)
     factors = _factors(query, key, key_mask, s, dtype) if name is None else None
@@ -124,6 +127,7 @@ def attend(
         s.eps if divide else 0.0,
         math.nan if s.undefined == "nan" else 0.0,
         str(query.dtype if plain else dtype).removeprefix("torch."),
+        0 if s.window is None or s.window >= length == query.shape[2] else s.window,
     )
     results = run(inputs, options)
     output = results.out

@@ -115,9 +115,7 @@ def settings(
             f"eps is added to the denominator, and normalize={normalize!r} has none: leave eps=0, or use "
             "normalize='attention'"
         )
-    return Settings(
-        feature_map, rule, normalize, window, eps, undefined, kernels.choose(backend, like, window)
-    )
+    return Settings(feature_map, rule, normalize, window, eps, undefined, kernels.choose(backend, like))
 
 
 class Queries(NamedTuple):

@@ -79,7 +79,7 @@ def step(
     groups = key.shape[1]
     key_heads(heads, groups, s.map)
     check_mask("key_mask", key_mask, (batch, 1), key.device)
-    if s.backend == "native":
+    if s.backend == "native" and window is None:
         shape = (batch, groups, s.map.feature_dim, value.shape[-1] + s.has_z)
         check_state(state, s.origin, shape, query.device)
         with torch.autocast("cpu", enabled=False):

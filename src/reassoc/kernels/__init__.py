@@ -17,6 +17,7 @@ from .additive import reference as additive_reference
 from .answer import Answer
 from .delta import problem as delta
 from .delta import reference as delta_reference
+from .native import solve as native
 from .native.call import KINDS
 from .traced import FAMILIES, Problem, traced
 
@@ -27,24 +28,24 @@ _REFERENCES: dict[str, Callable[[Any], Answer]] = {
 }
 
 
-def choose(backend: str, like: Tensor | None = None, window: int | None = None) -> str:
+def choose(backend: str, like: Tensor | None = None) -> str:
     """The backend that a call on such tensors will use: the one named, or for "auto" the fastest that can.
 
     Raises:
         ValueError: no such backend, or one that cannot serve the call.
     """
     if backend == "auto":
-        return "torch" if like is None or _not_native(like, window) else "native"
+        return "torch" if like is None or _not_native(like) else "native"
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of 'auto', 'reference', 'torch', 'native'; got {backend!r}")
     if backend == "native":
-        why = reason() if library() is None else like is not None and _not_native(like, window)
+        why = reason() if library() is None else like is not None and _not_native(like)
         if why:
             raise ValueError(f"backend 'native' cannot serve this call: {why}. Use 'auto' or 'torch'")
     return backend
 
 
-def _not_native(like: Tensor, window: int | None) -> str:
+def _not_native(like: Tensor) -> str:
     """Why the native backend cannot take tensors like this one; empty: it can."""
     if library() is None:
         return reason()
@@ -52,8 +53,6 @@ def _not_native(like: Tensor, window: int | None) -> str:
         return f"it runs on the CPU, the tensors are on {like.device}"
     if like.dtype not in KINDS:
         return f"it takes {', '.join(map(str, KINDS))}, not {like.dtype}"
-    if window is not None:
-        return "it has no windows"
     if transformed():
         return "it knows no torch.func transforms and no forward-mode differentiation"
     return ""
@@ -78,10 +77,12 @@ def backends() -> dict[str, str]:
 
 
 def solve(problem: Problem, backend: str) -> Answer:
-    """Run a problem of either family on the reference or torch backend; native takes more than problems."""
+    """Run a problem of either family on a backend that :func:`choose` returned."""
     family = "delta" if isinstance(problem, delta.Problem) else "additive"
     if backend == "reference":
         return _REFERENCES[family](problem)
+    if backend == "native":
+        return native.solve(problem)
     if torch.compiler.is_compiling():
         return traced(family, problem)
     return FAMILIES[family][1](problem)

@@ -26,6 +26,7 @@ class Inputs(NamedTuple):
         memory: ``(B or n, G, r, c)``, scale: ``(B or n, G, r)``: the state before, in the accumulating dtype.
         query_matrix, key_matrix: ``(r, k)`` or ``(G, r, k)`` in the accumulating dtype, without gradient.
             Where given, the logarithms are ``query_log @ query_matrix.mT`` with ``(.., k)`` of them.
+        query_boundaries: as boundaries, which are then those of the keys; with a window only.
     """
 
     query: Tensor | None
@@ -41,6 +42,7 @@ class Inputs(NamedTuple):
     scale: Tensor | None = None
     query_matrix: Tensor | None = None
     key_matrix: Tensor | None = None
+    query_boundaries: Tensor | None = None
 
     @property
     def any_query(self) -> Tensor:
@@ -68,7 +70,8 @@ class Options(NamedTuple):
         normalizer: z is kept, as a last column of memory.
         divide: return quotients; else reads, with the denominator as a last column where ``normalizer``.
         eps: added to the denominator. fill: what a zero denominator gives.
-        half: dtype name of the output, ``"float32"`` and so on.
+        dtype: name of the output's, ``"float32"`` and so on.
+        window: 0, or a number of positions; then causal, queries aligned with the last keys, and no state.
     """
 
     causal: bool
@@ -79,6 +82,7 @@ class Options(NamedTuple):
     eps: float
     fill: float
     dtype: str
+    window: int = 0
 
 
 class Results(NamedTuple):
@@ -87,13 +91,13 @@ class Results(NamedTuple):
     Attributes:
         out: quotients, or reads. denominator: ``(B, H, N)``. log_row: ``(B, H, N)``, see
             :class:`reassoc.kernels.answer.Answer`.
-        memory, scale: the state after.
+        memory, scale: the state after; ``None`` with a window.
     """
 
     out: Tensor
     denominator: Tensor | None
     log_row: Tensor | None
-    memory: Tensor
+    memory: Tensor | None
     scale: Tensor | None
 
 
@@ -134,8 +138,10 @@ def empty_results(inputs: Inputs, options: Options) -> Results:
     )
     row = None if inputs.key_log is None else value.new_empty(batch, heads, length, dtype=dtype)
     denominator = value.new_empty(batch, heads, length, dtype=dtype) if options.divide else None
-    memory = value.new_empty(sequences, groups, inputs.width, columns, dtype=dtype)
-    scale = None if inputs.key_log is None else value.new_empty(*memory.shape[:3], dtype=dtype)
+    memory = scale = None
+    if not options.window:
+        memory = value.new_empty(sequences, groups, inputs.width, columns, dtype=dtype)
+        scale = None if row is None else value.new_empty(*memory.shape[:3], dtype=dtype)
     return Results(out, denominator, row, memory, scale)
 
 
@@ -143,7 +149,8 @@ def forward(inputs: Inputs, options: Options, into: Results | None = None) -> Re
     """Run the library; ``into`` spares new memory, whose first touch costs as much as a read of it."""
     inputs, results = prepared(inputs), empty_results(inputs, options) if into is None else into
     call = _call(inputs, options, results)
-    call.memory_out = results.memory.data_ptr()
+    if results.memory is not None:
+        call.memory_out = results.memory.data_ptr()
     if results.scale is not None:
         call.scale_out = results.scale.data_ptr()
     _library().forward(call)
@@ -200,8 +207,9 @@ def _call(inputs: Inputs, options: Options, results: Results) -> Any:
     call.share = query.shape[1] // value.shape[1]
     call.queries, call.keys = query.shape[2], value.shape[2]
     call.features, call.columns = inputs.width, value.shape[-1]
-    call.sequences = results.memory.shape[0]
-    call.wide = results.memory.dtype == torch.float64
+    call.sequences = value.shape[0] if inputs.boundaries is None else inputs.boundaries.shape[0] - 1
+    call.wide = accumulating(inputs) == torch.float64
+    call.window = options.window
     call.causal, call.normalizer, call.divide = options.causal, options.normalizer, options.divide
     call.sum_normalize, call.delta = options.sum_normalize, inputs.beta is not None
     call.map = getattr(native.Map, MAPS[options.map])
@@ -217,7 +225,7 @@ def _call(inputs: Inputs, options: Options, results: Results) -> Any:
         if part is not None:
             head = part.stride(0) if part.ndim == 3 else 0
             setattr(call, name, native.Matrix(part.data_ptr(), head, *part.shape[-2:]))
-    for name in ("memory", "scale", "boundaries"):
+    for name in ("memory", "scale", "boundaries", "query_boundaries"):
         part = getattr(inputs, name)
         if part is not None:
             setattr(call, name, part.data_ptr())

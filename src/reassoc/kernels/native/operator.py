@@ -39,8 +39,8 @@ def _unpack(inputs: Inputs, parts: list[Tensor], options: Options) -> Results:
         next(remaining),
         next(remaining) if options.divide else None,
         next(remaining) if exponential else None,
-        next(remaining),
-        next(remaining) if exponential else None,
+        None if options.window else next(remaining),
+        next(remaining) if exponential and not options.window else None,
     )
 
 
@@ -59,6 +59,7 @@ def _forward(
     scale: Tensor | None,
     query_matrix: Tensor | None,
     key_matrix: Tensor | None,
+    query_boundaries: Tensor | None,
     causal: bool,
     map: str,
     sum_normalize: bool,
@@ -67,12 +68,13 @@ def _forward(
     eps: float,
     fill: float,
     dtype: str,
+    window: int,
 ) -> list[Tensor]:
     inputs = Inputs(
         query, query_log, key, key_log, value, log_decay, beta, key_mask, boundaries, memory, scale,
-        query_matrix, key_matrix,
+        query_matrix, key_matrix, query_boundaries,
     )  # fmt: skip
-    options = Options(causal, map, sum_normalize, normalizer, divide, eps, fill, dtype)
+    options = Options(causal, map, sum_normalize, normalizer, divide, eps, fill, dtype, window)
     return _pack(forward(inputs, options))
 
 
@@ -98,10 +100,11 @@ def _backward(
     eps: float,
     fill: float,
     dtype: str,
+    window: int,
 ) -> list[Tensor]:
     remaining = iter(inputs)
     parts = Inputs(*(next(remaining) if there else None for there in present))  # type: ignore[arg-type]
-    options = Options(causal, map, sum_normalize, normalizer, divide, eps, fill, dtype)
+    options = Options(causal, map, sum_normalize, normalizer, divide, eps, fill, dtype, window)
     return backward(parts, options, _unpack(parts, results, options), d_out, d_memory, wanted)
 
 
@@ -144,7 +147,7 @@ def _differentiate(
     # A scale carries no gradient: whatever it is, the product with its memory is the same.
     wanted[Inputs._fields.index("scale")] = False
     index = 1 + options.divide + present[Inputs._fields.index("key_log")]
-    d_out, d_memory = grads[0], grads[index]
+    d_out, d_memory = grads[0], None if options.window else grads[index]
     if d_out is None:
         d_out = torch.zeros_like(results[0])
     found = iter(_backward(d_out, d_memory, results, inputs, present, wanted, *options))
