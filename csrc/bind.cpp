@@ -134,6 +134,7 @@ NB_MODULE(_native, m) {
                               static_cast<std::int64_t*>(pointer(length)), pointer(out)};
             reassoc::kernels().step(d, token);
         });
+    m.def("large_pages", [](std::uintptr_t at, std::int64_t bytes) { reassoc::large_pages(pointer(at), bytes); });
     m.def("forward", [](const Call& c) { reassoc::kernels().forward(c); }, nb::call_guard<nb::gil_scoped_release>());
     m.def("backward", [](const Call& c) { reassoc::kernels().backward(c); }, nb::call_guard<nb::gil_scoped_release>());
     m.def(

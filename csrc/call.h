@@ -95,6 +95,10 @@ struct Kernels {
     double (*fma_peak)(int threads, bool wide, double seconds);
 };
 
+// Asks for large pages under new memory: the first touch of a small one costs more than filling it. Only a
+// request; without effect on what does not hold a whole large page, and where there are none.
+void large_pages(void* memory, std::int64_t bytes);
+
 const Kernels& kernels();  // the widest that this processor runs; REASSOC_ISA in the environment lowers it
 
 }  // namespace reassoc

@@ -1,4 +1,8 @@
 // The widest instruction set that this processor has, among those the library was built for.
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 
@@ -35,6 +39,17 @@ static const Kernels& choose() {
     if (allowed("neon")) return neon::table;
 #endif
     return plain::table;
+}
+
+void large_pages(void* memory, std::int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    constexpr std::uintptr_t PAGE = std::uintptr_t(1) << 21;
+    const std::uintptr_t start = reinterpret_cast<std::uintptr_t>(memory);
+    const std::uintptr_t from = (start + PAGE - 1) / PAGE * PAGE, to = (start + bytes) / PAGE * PAGE;
+    if (to > from) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)bytes;
+#endif
 }
 
 const Kernels& kernels() {

@@ -148,6 +148,8 @@ def empty_results(inputs: Inputs, options: Options) -> Results:
 def forward(inputs: Inputs, options: Options, into: Results | None = None) -> Results:
     """Run the library; ``into`` spares new memory, whose first touch costs as much as a read of it."""
     inputs, results = prepared(inputs), empty_results(inputs, options) if into is None else into
+    if into is None:
+        _in_large_pages(results.out)
     call = _call(inputs, options, results)
     if results.memory is not None:
         call.memory_out = results.memory.data_ptr()
@@ -178,7 +180,7 @@ def backward(
         if not want:
             continue
         assert part is not None
-        gradient = torch.empty(part.shape, dtype=part.dtype)
+        gradient = _in_large_pages(torch.empty(part.shape, dtype=part.dtype))
         gradients.append(gradient)
         if name == "memory":
             call.d_memory = gradient.data_ptr()
@@ -186,6 +188,12 @@ def backward(
             setattr(call, f"d_{name}", _view(gradient[..., None] if name == "beta" else gradient))
     _library().backward(call)
     return gradients
+
+
+def _in_large_pages(t: Tensor) -> Tensor:
+    """The same tensor, its memory yet untouched."""
+    _library().large_pages(t.data_ptr(), t.numel() * t.element_size())
+    return t
 
 
 def _library() -> Any:
