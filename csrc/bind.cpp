@@ -1,5 +1,5 @@
 // Python's view of the kernels: pointers, strides and numbers. Checks of shapes and types are in
-// reassoc/kernels/native.py, which is the only caller.
+// reassoc/kernels/native/ and reassoc/_decode.py, the callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 
@@ -52,7 +52,6 @@ NB_MODULE(_native, m) {
         });
     nb::class_<Call> call(m, "Call");
     call.def(nb::init<>())
-        .def_rw("batch", &Call::batch)
         .def_rw("groups", &Call::groups)
         .def_rw("share", &Call::share)
         .def_rw("queries", &Call::queries)

@@ -7,7 +7,7 @@ namespace reassoc {
 
 enum class Kind : int { f32, f64, bf16, f16 };
 
-// How a number of the input becomes a feature. `given`: it is one already. `exp` means logarithms.
+// How a number of the input becomes a feature. `given`: it is one already.
 enum class Map : int { given, elu1, relu, relu2 };
 
 // A tensor of axes (batch, head, position, component); strides count elements, that of components is 1.
@@ -32,13 +32,13 @@ struct Matrix {
 // One call: an update rule on B batches (or n packed sequences) of G key heads with P query heads each.
 // Accumulating is in double where `wide`, else in float; states, scales and denominators have that type.
 struct Call {
-    std::int64_t batch = 0, groups = 0, share = 0;  // B, G, P
+    std::int64_t groups = 0, share = 0;             // G, P
     std::int64_t queries = 0, keys = 0;             // N, M
     std::int64_t features = 0, columns = 0;         // r, e
     std::int64_t sequences = 0;                     // B, or n where packed
     bool wide = false, causal = false;
     bool normalizer = false;  // z is kept, as a last column of memory
-    bool divide = false;      // out is the quotient; else (read, denominator) as e + 1 columns
+    bool divide = false;      // out is the quotient; else the read, and the denominator as one more column
     bool sum_normalize = false;
     bool delta = false;
     Map map = Map::given;

@@ -252,12 +252,15 @@ template <class T>
 inline void forward(const Call& call) {
     const index items = call.sequences * call.groups, threads = call.threads;
     const index R = padded<T>(call.features);
-    if (!call.delta && items < threads && call.keys >= 8 * CHUNK * threads) {
-        for (index number = 0; number < items; ++number) {
-            const Item item = item_of(call, number);
-            split<T>(call, item, int(threads));
+    if (!call.delta && items < threads) {
+        // Every piece costs a state: no more threads than keep those smaller than what is read.
+        const index size = State<T>::size(R, padded<T>(call.columns)), room = call.keys * (R + padded<T>(call.columns));
+        index team = threads;
+        while (team > 1 && (call.keys < 8 * CHUNK * team || team * (team + 1) * size > room)) --team;
+        if (team > 1 && team > items) {
+            for (index number = 0; number < items; ++number) split<T>(call, item_of(call, number), int(team));
+            return;
         }
-        return;
     }
     // A delta rule treats every column of the values on its own.
     const index registers = padded<T>(call.columns) / LANES<T>;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <new>
 
 #include "projected.h"
 #include "recurrent.h"
@@ -14,7 +15,7 @@ class Arena {
 public:
     explicit Arena(std::size_t bytes)
         : base_(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64 + 64))), at_(base_) {
-        if (!base_) std::abort();
+        if (!base_) throw std::bad_alloc();
     }
     ~Arena() { std::free(base_); }
     Arena(const Arena&) = delete;

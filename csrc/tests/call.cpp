@@ -71,7 +71,7 @@ struct Tensors {  // one call's buffers: contiguous, exact
     }
     Call call(int threads) const {
         Call k;
-        k.batch = s.B, k.groups = s.G, k.share = s.P, k.queries = k.keys = s.N, k.features = s.r, k.columns = s.e;
+        k.groups = s.G, k.share = s.P, k.queries = k.keys = s.N, k.features = s.r, k.columns = s.e;
         k.sequences = n, k.wide = sizeof(T) == 8, k.causal = s.causal, k.normalizer = s.normalizer, k.divide = s.divide;
         k.sum_normalize = s.sum, k.delta = s.delta, k.map = s.map, k.threads = threads;
         k.query = view(query, H, s.r), k.key = view(key, s.G, s.r), k.value = view(value, s.G, s.e);
@@ -326,7 +326,7 @@ Shape draw(int number) {
 
 int main() {
     std::printf("%s\n", kernels().isa);
-    for (int number = 0; number < 300; ++number) {
+    for (int number = 0; number < checks::cases(300); ++number) {
         checks::state = std::uint64_t(1000 + number);
         const Shape s = draw(number);
         std::printf("%d: B%d G%d P%d N%d r%d e%d causal%d mask%d logs%d delta%d z%d divide%d sum%d packed%d state%d gate%d\n",

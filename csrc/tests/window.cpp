@@ -89,7 +89,7 @@ struct Tensors {
     }
     Call call(int threads) const {
         Call k;
-        k.batch = s.B, k.groups = s.G, k.share = s.P, k.queries = s.N, k.keys = s.M, k.features = s.r, k.columns = s.e;
+        k.groups = s.G, k.share = s.P, k.queries = s.N, k.keys = s.M, k.features = s.r, k.columns = s.e;
         k.sequences = s.packed ? 3 : s.B, k.wide = sizeof(T) == 8, k.causal = true, k.window = s.window;
         k.normalizer = s.normalizer, k.divide = s.divide, k.sum_normalize = s.sum, k.map = s.map, k.threads = threads;
         k.fill = 7;
@@ -358,7 +358,7 @@ Shape draw(int number) {
 
 int main() {
     std::printf("%s\n", kernels().isa);
-    for (int number = 0; number < 100; ++number) {
+    for (int number = 0; number < checks::cases(56); ++number) {
         checks::state = std::uint64_t(1000 + number);
         Shape s = draw(number);
         std::printf("%d: B%d G%d P%d N%d M%d r%d e%d window%d mask%d logs%d gate%d z%d divide%d sum%d packed%d projected%d\n", number, int(s.B),

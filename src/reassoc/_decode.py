@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ._fused import fused_map
 from ._gates import check_beta, expand_decay
@@ -16,7 +17,7 @@ from ._state import AttentionState
 from .kernels import transformed
 from .kernels._library import library
 from .kernels.native.call import KINDS, MAPS
-from .kernels.native.operator import readable
+from .kernels.native.operator import readable, recorded
 
 
 def decode(
@@ -29,6 +30,8 @@ def decode(
     call: tuple[object, ...],  # what the caller named, for the next step
 ) -> Tensor | None:
     """The step, or ``None`` where the library has no form of it and the state is as it was."""
+    if torch.compiler.is_compiling():
+        return None
     dtype = s.accumulate(query.dtype)
     name = fused_map(s)
     gates = expand_decay(s.rule, key, s.map.feature_dim, dtype)
@@ -70,6 +73,13 @@ def decode(
     again = name is not None and gates is None and beta is None and key_mask is None
     state._again = Again(decoder, call, (query, key, value)) if again else None
     return output.to(query.dtype)
+
+
+def _changed(state: AttentionState) -> None:
+    """Tell autograd what the library wrote behind its back: a backward that saved it must fail, not err."""
+    increment_version(state._memory)
+    if state._scale is not None:
+        increment_version(state._scale)
 
 
 def _own(t: Tensor) -> Tensor:
@@ -139,6 +149,7 @@ def _run(
         state._length.data_ptr(),
         output.data_ptr(),
     )
+    _changed(state)
 
 
 class Again:
@@ -165,7 +176,7 @@ class Again:
     ) -> Tensor | None:
         """The step, or ``None`` where anything is not as it was: then it is to be checked."""
         same = type(call[3]) is float and call == self.call and state._owned
-        if not same or torch.compiler.is_compiling() or transformed():
+        if not same or torch.compiler.is_compiling() or transformed() or recorded():
             return None
         recording, dtype = torch.is_grad_enabled(), self.dtype
         for t, shape in zip((query, key, value), self.shapes, strict=True):
@@ -181,4 +192,5 @@ class Again:
             query.data_ptr(), key.data_ptr(), value.data_ptr(), 0, 0, 0, memory.data_ptr(), lost.data_ptr(),
             0 if scale is None else scale.data_ptr(), state._length.data_ptr(), output.data_ptr(),
         )  # fmt: skip
+        _changed(state)
         return output

@@ -70,7 +70,9 @@ def _own(phi: ExponentialMap, role: str) -> bool:
         return next(i for i, base in enumerate(type(phi).__mro__) if method in vars(base))
 
     others = (f"log_{role}", f"{role}_features", role)
-    return all(depth(f"log_{role}_factors") <= depth(other) for other in others)
+    return not vars(phi).keys() & set(others) and all(
+        depth(f"log_{role}_factors") <= depth(other) for other in others
+    )
 
 
 def attend(

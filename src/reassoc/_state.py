@@ -73,8 +73,8 @@ class AttentionState:
 
     @property
     def length(self) -> Tensor:
-        """int64 ``(B,)``."""
-        return self._length
+        """int64 ``(B,)``: a copy, which later steps do not touch."""
+        return self._length.clone()
 
     @property
     def tail(self) -> Tail | None:
@@ -167,6 +167,8 @@ class AttentionState:
     def clone(self) -> AttentionState:
         """A copy that later steps on either do not touch."""
         return self._map(torch.clone)
+
+    __copy__ = clone
 
     def detach(self) -> AttentionState:
         """The same numbers, cut off from the gradient: carries context between training segments."""

@@ -442,7 +442,7 @@ def second_derivative(inputs, backend, through):
 @pytest.mark.parametrize("rule", ["decay-token", "gated-delta-token"])
 def test_second_derivatives_are_refused(rule, through):
     inputs = draw("elu+1", rule, Layout(9, causal=True)).requires_grad()
-    with pytest.raises(RuntimeError, match="native_backward"):
+    with pytest.raises(RuntimeError, match="no second derivative"):
         second_derivative(inputs, "native", through)
     assert second_derivative(inputs, "torch", through).isfinite().all()
 
@@ -492,7 +492,7 @@ def test_gradients_of_many_weightings_at_once_are_refused():
     inputs = draw("elu+1", "sum", Layout(6, causal=True)).requires_grad()
     output = call("elu+1", inputs)
     weights = torch.ones(2, *output.shape, dtype=output.dtype)
-    with pytest.raises(RuntimeError, match="native_backward"):
+    with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(output, inputs.key, weights, is_grads_batched=True)
 
 

@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import math
 import pickle
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -556,3 +558,75 @@ def test_a_state_that_many_steps_made_holds_no_more_than_it_must():
     for seed in range(50):
         reassoc.step(*token(seed), "elu+1", state, backend="native")
     assert sum(t.untyped_storage().nbytes() for t in vars_of(state)) == held
+
+
+def test_a_backward_that_a_step_overwrote_says_so():
+    """As torch does for its own operations in place."""
+    phi = make_map("elu+1", torch.float32)
+    state = running()
+    query = torch.randn(B, H, 3, D, requires_grad=True)
+    output = reassoc.read(query, phi, state)
+    with torch.no_grad():
+        reassoc.step(*token(7), phi, state, backend="native")
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_a_recorded_step_is_recorded():
+    """A dispatch mode sees the operations of a step, also of one that could have been taken quickly."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Record(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    state = running()
+    assert state._again is not None
+    with torch.no_grad(), Record() as record:
+        reassoc.step(*token(7), "elu+1", state)
+    assert len(record.seen) > 5
+
+
+def test_a_compiled_step_equals_an_eager_one():
+    """With graph breaks: the state is advanced in place."""
+    phi = make_map("elu+1", torch.float32)
+    one, other = running(), running()
+    compiled = torch.compile(lambda q, k, v: reassoc.step(q, k, v, phi, one), backend="eager")
+    with torch.no_grad():
+        for seed in (7, 8):
+            got, want = compiled(*token(seed)), reassoc.step(*token(seed), phi, other, backend="torch")
+            assert_same(got, want, torch.float32)
+    assert torch.equal(one.length, other.length)
+
+
+def test_lengths_and_shallow_copies_stay():
+    state = running()
+    length, twin = state.length, copy.copy(state)
+    kept = length.clone()
+    reassoc.step(*token(7), "elu+1", state)
+    assert torch.equal(length, kept) and torch.equal(twin.length, kept)
+    assert torch.equal(state.length, kept + 1)
+
+
+def test_no_memory_is_an_error():
+    """Where the library cannot have its scratch, Python gets a MemoryError, and lives on."""
+    code = """
+import resource, torch, reassoc
+torch.set_num_threads(2)
+q = torch.zeros(1, 2, 8192, 1024, requires_grad=True)
+out = reassoc.linear_attention(q, q, q[..., :512], "elu+1", causal=True, backend="native")
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (150 << 20),) * 2)
+try:
+    torch.autograd.grad(out.sum(), q)
+except (MemoryError, RuntimeError) as error:
+    print("refused", type(error).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert "refused" in done.stdout

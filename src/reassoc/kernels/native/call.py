@@ -211,7 +211,7 @@ def _call(inputs: Inputs, options: Options, results: Results) -> Any:
     native = _library()
     call = native.Call()
     query, value = inputs.any_query, inputs.value
-    call.batch, call.groups = value.shape[:2]
+    call.groups = value.shape[1]
     call.share = query.shape[1] // value.shape[1]
     call.queries, call.keys = query.shape[2], value.shape[2]
     call.features, call.columns = inputs.width, value.shape[-1]

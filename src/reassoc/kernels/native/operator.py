@@ -20,9 +20,14 @@ def run(inputs: Inputs, options: Options) -> Results:
     return _unpack(inputs, _forward(*inputs, *options), options)
 
 
+def recorded() -> bool:
+    """Whether somebody keeps a record of operations: a dispatch mode, or ``torch.jit.trace``."""
+    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._get_tracing_state() is not None
+
+
 def readable(*tensors: Tensor | None) -> bool:
     """Whether tensors are what their memory holds, and nobody keeps a record of what is done with them."""
-    return not torch._C._len_torch_dispatch_stack() and not any(
+    return not recorded() and not any(
         t is not None and (type(t) not in (Tensor, Parameter) or t.is_neg() or t._is_zerotensor())
         for t in tensors
     )
@@ -125,6 +130,13 @@ def _(
         for p, want in zip(parts, wanted, strict=True)
         if want and p is not None
     ]
+
+
+def _no_second_derivative(ctx: object, *grads: object) -> None:
+    raise RuntimeError("reassoc: the native backend has no second derivative; use backend='torch' for one")
+
+
+_backward.register_autograd(_no_second_derivative)
 
 
 def _setup(
