@@ -1,15 +1,9 @@
 """Shared test set-up: new memory is poisoned with NaN, threads are few, hypothesis is repeatable."""
 
-import contextlib
 import os
 
 import hypothesis
 import torch
-
-with contextlib.suppress(ImportError):
-    # torch's compiler imports it when it first meets C++, in the middle of a test, where a warning is an
-    # error; it then takes the standard library's distutils for its own, and every later compilation fails.
-    import setuptools  # noqa: F401
 
 # Deterministic algorithms make torch.empty, new_empty, empty_like and resize_ fill memory with NaN
 # (the largest value for integers), so that an element which nobody writes cannot pass for a zero.

@@ -1,6 +1,5 @@
 """The native library: loaded or explained, one OpenMP runtime; what an installation contains."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -18,10 +17,13 @@ from reassoc.kernels import _library
 from test_native_cpp import gcc
 
 ROOT = Path(__file__).parent.parent
-NOT_INSTALLED = not any(d.metadata["Name"] == "reassoc" for d in metadata.distributions())
+# By their metadata: to look for the module pip would make setuptools give up its distutils, which torch's
+# compiler then misses in this process.
+INSTALLED = {d.metadata["Name"].lower().replace("_", "-") for d in metadata.distributions()}
+NOT_INSTALLED = "reassoc" not in INSTALLED
 needs_library = pytest.mark.skipif(_library.library() is None, reason=f"native library: {_library.reason()}")
 needs_builder = pytest.mark.skipif(
-    not importlib.util.find_spec("scikit_build_core") or not importlib.util.find_spec("pip"),
+    not {"scikit-build-core", "pip"} <= INSTALLED,
     reason="needs the extra dev",
 )
 

@@ -159,7 +159,7 @@ def test_double_backward_is_right_or_refused(name, rule, layout, n, backend):
     try:
         found = second_order(call(phi, inputs, backend=backend))
     except RuntimeError as error:
-        assert "backward" in str(error) or "differentiat" in str(error) or "double" in str(error)
+        assert any(word in str(error) for word in ("backward", "differentiat", "double", "second derivative"))
         return
     for leaf, gradient in found.items():
         assert_gradients_close(gradient, truth[leaf], torch.float64, 10.0, what=leaf)
