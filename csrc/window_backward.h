@@ -7,7 +7,6 @@
 // gradient of a log decay is the sum, from its position on, of q . dq - k . dk, added in double.
 #pragma once
 
-#include <vector>
 
 #include "backward.h"
 #include "window.h"
@@ -27,10 +26,12 @@ public:
           window(walk, p, true),
           width(walk.graded ? R : 1),
           gated(bool(c.log_decay)),
-          arena(Arena::bytes<T>((longest + CHUNK) * (R + E + width) + CHUNK * (R + CHUNK) + R) + 64 * 6) {
+          arena(Arena::bytes<T>((longest + CHUNK) * (R + E + width) + CHUNK * (R + CHUNK) + R) +
+                Arena::bytes<double>(width) + 64 * 7) {
         const index rows = longest + CHUNK;
         all_k = arena.take<T>(rows * R), all_v = arena.take<T>(rows * E), gain = arena.take<T>(rows * width);
         part = arena.take<T>(CHUNK * R), dA = arena.take<T>(CHUNK * CHUNK), decay = arena.take<T>(R);
+        running = arena.take<double>(width);
     }
 
     void run(const Span& span) {
@@ -42,7 +43,7 @@ public:
         window.warm_up(span, span.lead);
         for (index m = span.lead; m < span.chunks(); ++m) queries(span, m);
         window.sliding.clear();
-        running.assign(std::size_t(width), 0);
+        std::memset(running, 0, sizeof(double) * width);
         for (index m = span.chunks() - 1; m >= 0; --m) keys(span, m);
     }
 
@@ -55,7 +56,7 @@ private:
     // Of all keys: gradients, [keys][R] and [keys][E]; q . dq less k . dk at their positions, [keys][width].
     T *all_k, *all_v, *gain;
     T *part, *dA, *decay;
-    std::vector<double> running;
+    double* running;  // [width]
 
     State<T> kept(const Span& span, index m) const { return State<T>::at(states + (m - span.lead) * size, R, E); }
 
