@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
 from ._features import Features
 
@@ -93,7 +94,7 @@ def unscale(read: Tensor, log_row: Tensor | None) -> Tensor:
     return read * factor * factor
 
 
-@torch.library.custom_op("reassoc::refuse", mutates_args=())
+@custom_op("reassoc::refuse", mutates_args=())
 def _refuse(bad: Tensor, why: str) -> Tensor:
     if bool(bad.any()):
         batch, head, position = bad.nonzero()[0].tolist()

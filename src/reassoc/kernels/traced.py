@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
 from .additive import chunked as additive_chunked
 from .additive import problem as additive
@@ -30,15 +31,16 @@ FAMILIES: dict[str, tuple[type[Problem], Callable[[Any], Answer]]] = {
 
 
 def _restore(family: str, inputs: list[Tensor], present: list[bool], options: list[int]) -> Problem:
-    return FAMILIES[family][0].restore(_spread(inputs, present), options)
+    return FAMILIES[family][0].restore(spread(inputs, present), options)
 
 
-def _spread(inputs: list[Tensor], present: list[bool]) -> list[Tensor | None]:
+def spread(inputs: list[Tensor], present: list[bool]) -> list[Tensor | None]:
+    """Optional tensors again, from those there are: operators take no ``None`` in a list."""
     remaining = iter(inputs)
     return [next(remaining) if there else None for there in present]
 
 
-@torch.library.custom_op("reassoc::solve", mutates_args=())
+@custom_op("reassoc::solve", mutates_args=())
 def _forward(family: str, inputs: list[Tensor], present: list[bool], options: list[int]) -> list[Tensor]:
     answer = FAMILIES[family][1](_restore(family, inputs, present, options))
     return [part.clone(memory_format=torch.contiguous_format) for part in answer if part is not None]
@@ -50,7 +52,7 @@ def _(family: str, inputs: list[Tensor], present: list[bool], options: list[int]
     return [problem.value.new_empty(shape) for shape in problem.answer_shapes() if shape is not None]
 
 
-@torch.library.custom_op("reassoc::solve_backward", mutates_args=())
+@custom_op("reassoc::solve_backward", mutates_args=())
 def _backward(
     family: str,
     grads: list[Tensor],

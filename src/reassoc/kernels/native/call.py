@@ -52,6 +52,11 @@ class Inputs(NamedTuple):
         return found
 
     @property
+    def sequences(self) -> int:
+        """B, or n packed ones."""
+        return self.value.shape[0] if self.boundaries is None else self.boundaries.shape[0] - 1
+
+    @property
     def width(self) -> int:
         """Number of features r."""
         if self.key_matrix is not None:
@@ -127,7 +132,6 @@ def empty_results(inputs: Inputs, options: Options) -> Results:
     batch, heads, length = query.shape[:3]
     groups = value.shape[1]
     columns = value.shape[-1] + options.normalizer
-    sequences = batch if inputs.boundaries is None else inputs.boundaries.shape[0] - 1
     dtype = accumulating(inputs)
     out = value.new_empty(
         batch,
@@ -140,7 +144,7 @@ def empty_results(inputs: Inputs, options: Options) -> Results:
     denominator = value.new_empty(batch, heads, length, dtype=dtype) if options.divide else None
     memory = scale = None
     if not options.window:
-        memory = value.new_empty(sequences, groups, inputs.width, columns, dtype=dtype)
+        memory = value.new_empty(inputs.sequences, groups, inputs.width, columns, dtype=dtype)
         scale = None if row is None else value.new_empty(*memory.shape[:3], dtype=dtype)
     return Results(out, denominator, row, memory, scale)
 
@@ -215,7 +219,7 @@ def _call(inputs: Inputs, options: Options, results: Results) -> Any:
     call.share = query.shape[1] // value.shape[1]
     call.queries, call.keys = query.shape[2], value.shape[2]
     call.features, call.columns = inputs.width, value.shape[-1]
-    call.sequences = value.shape[0] if inputs.boundaries is None else inputs.boundaries.shape[0] - 1
+    call.sequences = inputs.sequences
     call.wide = accumulating(inputs) == torch.float64
     call.window = options.window
     call.causal, call.normalizer, call.divide = options.causal, options.normalizer, options.divide

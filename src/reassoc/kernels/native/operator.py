@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 from torch.nn import Parameter
 
+from ..traced import spread
 from .call import Inputs, Options, Results, backward, empty_results, forward
 
 _TENSORS = len(Inputs._fields)
@@ -38,18 +40,11 @@ def _pack(results: Results) -> list[Tensor]:
 
 
 def _unpack(inputs: Inputs, parts: list[Tensor], options: Options) -> Results:
-    remaining = iter(parts)
-    exponential = inputs.key_log is not None
-    return Results(
-        next(remaining),
-        next(remaining) if options.divide else None,
-        next(remaining) if exponential else None,
-        None if options.window else next(remaining),
-        next(remaining) if exponential and not options.window else None,
-    )
+    exponential, state = inputs.key_log is not None, not options.window
+    return Results(*spread(parts, [True, options.divide, exponential, state, exponential and state]))  # type: ignore[arg-type]
 
 
-@torch.library.custom_op("reassoc::native", mutates_args=())
+@custom_op("reassoc::native", mutates_args=())
 def _forward(
     query: Tensor | None,
     query_log: Tensor | None,
@@ -89,7 +84,7 @@ def _(*arguments: object) -> list[Tensor]:
     return _pack(empty_results(inputs, options))
 
 
-@torch.library.custom_op("reassoc::native_backward", mutates_args=())
+@custom_op("reassoc::native_backward", mutates_args=())
 def _backward(
     d_out: Tensor,
     d_memory: Tensor | None,
@@ -107,8 +102,7 @@ def _backward(
     dtype: str,
     window: int,
 ) -> list[Tensor]:
-    remaining = iter(inputs)
-    parts = Inputs(*(next(remaining) if there else None for there in present))  # type: ignore[arg-type]
+    parts = Inputs(*spread(inputs, present))  # type: ignore[arg-type]
     options = Options(causal, map, sum_normalize, normalizer, divide, eps, fill, dtype, window)
     return backward(parts, options, _unpack(parts, results, options), d_out, d_memory, wanted)
 
@@ -123,11 +117,9 @@ def _(
     wanted: list[bool],
     *options: object,
 ) -> list[Tensor]:
-    remaining = iter(inputs)
-    parts = [next(remaining) if there else None for there in present]
     return [
         torch.empty_like(p, memory_format=torch.contiguous_format)
-        for p, want in zip(parts, wanted, strict=True)
+        for p, want in zip(spread(inputs, present), wanted, strict=True)
         if want and p is not None
     ]
 
