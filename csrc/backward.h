@@ -70,15 +70,7 @@ protected:  // a window needs the same incoming and outgoing gradients
 
     void open_gradient(const Item& item) {
         std::memset(gradient.S, 0, sizeof(T) * size);
-        if (!call.d_memory_out) return;
-        const index r = call.features, wide = call.columns + call.normalizer;
-        const T* memory = static_cast<const T*>(call.d_memory_out) + (item.state * call.groups + item.g) * r * wide;
-        for (index f = 0; f < r; ++f) {
-            blocks<T>(gradient.S, R, E, [&](index from, index width, T* block) {
-                for (index c = 0; c < width && from + c < call.columns; ++c) block[f * width + c] = memory[f * wide + from + c];
-            });
-            if (call.normalizer) gradient.z[f] = memory[f * wide + wide - 1];
-        }
+        if (call.d_memory_out) walk.fill(item, call.d_memory_out, gradient);
     }
 
     // Incoming gradients of the reads: of numerators and denominators, at the scale that the walk reads with.

@@ -213,9 +213,7 @@ inline void split(const Call& call, const Item& item, int threads) {
         Walk<T> walk(call);
         walk.begin(item);
         State<T> s = state(piece);
-        std::memset(s.S, 0, sizeof(T) * size);
-        if (walk.logarithmic)
-            for (index f = 0; f < R; ++f) s.scale[f] = -T(__builtin_inf());
+        walk.blank(s);
         advance(walk, item, s, limit(piece), limit(piece + 1), false);
         logs[piece] = walk.log_total;
         if (walk.graded) std::memcpy(totals + piece * R, walk.feature_total, sizeof(T) * R);

@@ -109,22 +109,31 @@ public:
         if (graded) std::memset(feature_total, 0, sizeof(T) * R);
     }
 
-    // The state before the first token, from the caller's layout.
-    void open(const Item& item, State<T> s) const {
+    // A state that holds nothing.
+    void blank(State<T> s) const {
         std::memset(s.S, 0, sizeof(T) * State<T>::size(R, E));
-        const index r = call.features, wide = call.columns + call.normalizer, G = call.groups;
-        if (logarithmic)
-            for (index f = 0; f < R; ++f) s.scale[f] = -T(__builtin_inf());
+        for (index f = 0; logarithmic && f < R; ++f) s.scale[f] = -T(__builtin_inf());
+    }
+
+    // The state before the first token.
+    void open(const Item& item, State<T> s) const {
+        blank(s);
         if (!call.memory) return;
-        const index at = item.state * G + item.g;
-        const T* memory = static_cast<const T*>(call.memory) + at * r * wide;
+        fill(item, call.memory, s);
+        const index r = call.features, at = (item.state * call.groups + item.g) * r;
+        if (logarithmic) std::memcpy(s.scale, static_cast<const T*>(call.scale) + at, sizeof(T) * r);
+    }
+
+    // S and z, or their gradients, from the caller's layout.
+    void fill(const Item& item, const void* from_memory, State<T> s) const {
+        const index r = call.features, wide = call.columns + call.normalizer;
+        const T* memory = static_cast<const T*>(from_memory) + (item.state * call.groups + item.g) * r * wide;
         for (index f = 0; f < r; ++f) {
             blocks<T>(s.S, R, E, [&](index from, index width, T* block) {
                 for (index c = 0; c < width && from + c < item.columns; ++c)
                     block[f * width + c] = memory[f * wide + item.first_column + from + c];
             });
             if (call.normalizer) s.z[f] = memory[f * wide + wide - 1];
-            if (logarithmic) s.scale[f] = static_cast<const T*>(call.scale)[at * r + f];
         }
     }
 
