@@ -464,6 +464,18 @@ def assert_gradients_equal_the_oracle(
         assert_gradients_close(gradient, truth[name], dtype, logs, spread, name, floor)
 
 
+def assert_gradients_same(
+    got: Tensor, want: Tensor, leaves: dict[str, Tensor], dtype: torch.dtype = torch.float64
+) -> None:
+    """Two ways through the library send back the same gradients of one random weighting."""
+    from laws.budgets import assert_gradients_close
+
+    weight = cotangent(want, want[..., 0].isnan())
+    truth = gradients(want, weight, leaves)
+    for leaf, gradient in gradients(got, weight, leaves).items():
+        assert_gradients_close(gradient, truth[leaf], dtype, what=leaf)
+
+
 def step_through(
     phi, inputs: Inputs, *, state=None, normalize: str | None = None, backend: str = "auto", **more
 ):
