@@ -92,16 +92,7 @@ template <class T>
 double feature(const Tensors<T>& t, const std::unique_ptr<Buffer<T>>& plain, const std::unique_ptr<Buffer<T>>& log,
                std::int64_t row, std::int64_t f) {
     if (log) return std::exp(double((*log)[row * t.s.r + f]));
-    auto mapped = [&](std::int64_t at) {
-        const double x = double((*plain)[row * t.s.r + at]);
-        return t.s.map == Map::elu1 ? (x > 0 ? x + 1 : std::exp(x)) : x;
-    };
-    double total = 1;
-    if (t.s.sum) {
-        total = 0;
-        for (std::int64_t g = 0; g < t.s.r; ++g) total += mapped(g);
-    }
-    return mapped(f) / total;
+    return checks::feature(*plain + row * t.s.r, t.s.r, t.s.map, t.s.sum, f);
 }
 
 // The recurrence itself, in double, at true scale: out (B, H, N, e or c) and the last state.

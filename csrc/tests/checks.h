@@ -10,6 +10,7 @@
 #include <new>
 #include <vector>
 
+#include "../call.h"
 #include "../vec.h"
 
 namespace checks {
@@ -43,6 +44,18 @@ private:
     T* data_;
     std::int64_t size_, offset_;
 };
+
+// Feature f of a row x of r numbers under a map of the kernels, in double; with `sum` divided by all of them.
+template <class T>
+double feature(const T* x, std::int64_t r, reassoc::Map map, bool sum, std::int64_t f) {
+    auto mapped = [&](std::int64_t at) {
+        const double y = double(x[at]);
+        return map == reassoc::Map::elu1 ? (y > 0 ? y + 1 : std::exp(y)) : y;
+    };
+    double total = sum ? 0 : 1;
+    for (std::int64_t at = 0; sum && at < r; ++at) total += mapped(at);
+    return mapped(f) / total;
+}
 
 // Of so many random cases, those there is time for: sanitizers slow each down tenfold and more.
 constexpr int cases(int all) {

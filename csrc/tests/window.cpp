@@ -114,16 +114,7 @@ struct Truth {  // rows: (e + 1) reads and denominators at the scale exp(level),
 template <class T>
 double mantissa(const Tensors<T>& t, const typename Tensors<T>::Pointer& from, std::int64_t row, std::int64_t f) {
     if (!from) return 1;
-    auto mapped = [&](std::int64_t at) {
-        const double x = double((*from)[row * t.s.r + at]);
-        return t.s.map == Map::elu1 ? (x > 0 ? x + 1 : std::exp(x)) : x;
-    };
-    double total = 1;
-    if (t.s.sum) {
-        total = 0;
-        for (std::int64_t g = 0; g < t.s.r; ++g) total += mapped(g);
-    }
-    return mapped(f) / total;
+    return checks::feature(*from + row * t.s.r, t.s.r, t.s.map, t.s.sum, f);
 }
 
 // Logarithm of feature f of a row; `matrix` is null or that of its key head.
