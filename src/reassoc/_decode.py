@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 from ._fused import fused_map
 from ._gates import check_beta, expand_decay
 from ._normalize import settle
-from ._prepare import Settings, key_features, prepare_queries
+from ._prepare import Keys, Queries, Settings
 from ._state import AttentionState
 from .kernels import transformed
 from .kernels._library import library
@@ -28,6 +28,7 @@ def decode(
     state: AttentionState,
     key_mask: Tensor | None,
     call: tuple[object, ...],  # what the caller named, for the next step
+    prepared: tuple[Queries, Keys] | None,  # features, for a map that the library does not compute itself
 ) -> Tensor | None:
     """The step, or ``None`` where the library has no form of it and the state is as it was."""
     if torch.compiler.is_compiling():
@@ -36,19 +37,19 @@ def decode(
     name = fused_map(s)
     gates = expand_decay(s.rule, key, s.map.feature_dim, dtype)
     beta = check_beta(s.rule, key, dtype)
+    empty: Tensor | None = None
     watched = (query, key, value, gates, beta, state._memory, *s.map.parameters())
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in watched):
         return None
     if not readable(query, key, value, gates, beta, key_mask, state._memory):
         return None
     gates = None if gates is None else gates if gates.stride(-1) == 1 else gates.contiguous()
-    if name is None:
-        keys = key_features(key, key_mask, s, dtype)
-        queries = prepare_queries(query, s, key.shape[1], dtype, keys.log is not None)
-        parts = (queries.features, keys)
+    if prepared is not None:
+        queries, ready = prepared
+        parts = (queries.features, ready.features)
         if queries.log_row is not None or any(None not in part for part in parts):
             return None
-        exponential = keys.log is not None
+        exponential, empty = ready.features.log is not None, queries.empty
         left, right = (part.tensor for part in parts)
         if right.shape[-1] != s.map.feature_dim or left.shape[-1] != s.map.feature_dim:
             return None  # one logarithm for a whole vector
@@ -58,7 +59,6 @@ def decode(
     if s.undefined == "raise" or (exponential and not (s.has_z and s.eps == 0.0)):
         return None  # a row may be refused, or its true scale matters
     decoder = _decoder(left, right, value, gates, beta, s, name, exponential)
-    empty = None if name is not None else queries.empty
     memory, scale = state._parts(dtype)
     held = (state._memory, state._lost, state._scale, state._length)
     same = memory is state._memory and all(t is None or t.is_contiguous() for t in held)

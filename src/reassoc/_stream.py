@@ -10,8 +10,9 @@ from torch import Tensor
 from ._attention import linear_attention
 from ._checks import check_mask, check_tensor, key_heads
 from ._decode import decode
+from ._fused import fused_map
 from ._output import finish
-from ._prepare import Keys, prepare_queries, settings
+from ._prepare import Keys, Queries, Settings, prepare_queries, settings
 from ._state import AttentionState, check_state
 from .feature_maps import FeatureMap
 from .kernels.additive import recurrent as additive
@@ -79,11 +80,14 @@ def step(
     groups = key.shape[1]
     key_heads(heads, groups, s.map)
     check_mask("key_mask", key_mask, (batch, 1), key.device)
+    shape = (batch, groups, s.map.feature_dim, value.shape[-1] + s.has_z)
+    check_state(state, s.origin, shape, query.device)
+    prepared: tuple[Queries, Keys] | None = None
     if s.backend == "native" and window is None:
-        shape = (batch, groups, s.map.feature_dim, value.shape[-1] + s.has_z)
-        check_state(state, s.origin, shape, query.device)
         with torch.autocast("cpu", enabled=False):
-            output = decode(query, key, value, s, state, key_mask, call)
+            if fused_map(s) is None:
+                prepared = _prepared(query, key, value, key_mask, s)
+            output = decode(query, key, value, s, state, key_mask, call, prepared)
         if output is not None:
             return output
     if window is not None or backend in ("reference", "native"):
@@ -93,12 +97,8 @@ def step(
         )  # fmt: skip
         state._replace(after._memory, after._scale, after._length, after._tail, None, owned=True)
         return output
-    shape = (batch, groups, s.map.feature_dim, value.shape[-1] + s.has_z)
-    check_state(state, s.origin, shape, query.device)
     with torch.autocast(query.device.type, enabled=False):
-        dtype = s.accumulate(query.dtype)
-        ready = Keys(key, value, key_mask, s, dtype)
-        queries = prepare_queries(query, s, groups, dtype, ready.features.log is not None)
+        queries, ready = _prepared(query, key, value, key_mask, s) if prepared is None else prepared
         features = queries.features
         written = ready.features
         if key_mask is not None:
@@ -106,7 +106,7 @@ def step(
         parts = (*features, *ready.features, ready.value, ready.beta, ready.log_decay, state._memory)
         tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in parts)
         # A row that "raise" refuses must leave the state as it was: then nothing is overwritten.
-        memory, scale = state._parts(dtype)
+        memory, scale = state._parts(s.accumulate(query.dtype))
         lost = None if tracked else state._lost
         # What inference mode made, only inference mode may overwrite.
         usable = torch.is_inference_mode_enabled() or not memory.is_inference()
@@ -129,6 +129,14 @@ def step(
     length = state._length + (1 if key_mask is None else key_mask[:, 0].long())
     state._replace(memory, scale, length, None, lost, owned=not tracked)
     return output.to(query.dtype)
+
+
+def _prepared(
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, s: Settings
+) -> tuple[Queries, Keys]:
+    dtype = s.accumulate(query.dtype)
+    ready = Keys(key, value, key_mask, s, dtype)
+    return prepare_queries(query, s, key.shape[1], dtype, ready.features.log is not None), ready
 
 
 def read(
