@@ -13,7 +13,6 @@ import inspect
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -26,6 +25,7 @@ from reassoc import rules
 from reassoc.kernels._library import library
 from reassoc.kernels.native.call import Inputs, Options, Results, empty_results, forward
 from reassoc.lab._machine import machine
+from reassoc.lab.bench.clock import time_rounds
 from reassoc.lab.bench.yardstick import yardstick
 
 H, D = 8, 64
@@ -39,16 +39,8 @@ def draw(n: int, heads: int = H, dim: int = D, grad: bool = False) -> list[Tenso
 
 def timed(*calls: Callable[[], object], rounds: int = 7) -> list[float]:
     """Median seconds of each call, taken in turn."""
-    for call in calls:
-        call()
-    samples: list[list[float]] = [[] for _ in calls]
-    for round_ in range(rounds):
-        for index in range(len(calls)):
-            at = (index + round_) % len(calls)
-            start = time.perf_counter()
-            calls[at]()
-            samples[at].append(time.perf_counter() - start)
-    return [median(part) for part in samples]
+    found = time_rounds({str(index): call for index, call in enumerate(calls)}, rounds)
+    return [median(timing.seconds) for timing in found.values()]
 
 
 def trained(run: Callable[..., Tensor], tensors: list[Tensor]) -> Callable[[], object]:
