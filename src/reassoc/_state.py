@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any
 
@@ -232,12 +232,10 @@ class AttentionState:
         """
         from safetensors.torch import save_file
 
-        parts = {"memory": self._memory, "log_scale": self._scale, "length": self._length}
-        parts |= {} if self._tail is None else {f"tail.{k}": v for k, v in vars(self._tail).items()}
-        tensors = {k: v.detach().contiguous() for k, v in parts.items() if v is not None}
-        about = {"format": "reassoc-state-1", "origin": json.dumps(vars(self._origin))}
+        tensors, origin = self._pack()
+        about = {"format": "reassoc-state-1", "origin": origin}
         with atomic_write(path) as temporary:
-            save_file(tensors, temporary, about)
+            save_file({name: t.contiguous() for name, t in tensors.items()}, temporary, about)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> AttentionState:
@@ -254,13 +252,25 @@ class AttentionState:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if about.get("format") != "reassoc-state-1":
                 raise ValueError(f"format {about.get('format')!r}")
-            origin = Origin(**json.loads(about["origin"]))
-            tail_names = ("mantissa", "log", "value", "log_decay", "mask")
-            tail = {name: tensors.get(f"tail.{name}") for name in tail_names}
-            kept = Tail(**tail) if tail["value"] is not None else None  # type: ignore[arg-type]
-            return cls(tensors["memory"], tensors.get("log_scale"), tensors["length"], origin, kept)
+            return cls._unpack(tensors, about["origin"])
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a state written by AttentionState.save: {error}") from error
+
+    def _pack(self) -> tuple[dict[str, Tensor], str]:
+        """All numbers by name, and the origin as JSON; what rounding took from steps is left out."""
+        parts = {"memory": self._memory, "log_scale": self._scale, "length": self._length}
+        parts |= {} if self._tail is None else {f"tail.{k}": v for k, v in vars(self._tail).items()}
+        tensors = {k: v.detach() for k, v in parts.items() if v is not None}
+        return tensors, json.dumps(vars(self._origin))
+
+    @classmethod
+    def _unpack(cls, tensors: Mapping[str, Tensor], origin: str) -> AttentionState:
+        """What :meth:`_pack` gave; ``KeyError``, ``TypeError`` or ``ValueError`` if it is not that."""
+        tail_names = ("mantissa", "log", "value", "log_decay", "mask")
+        tail = {name: tensors.get(f"tail.{name}") for name in tail_names}
+        kept = Tail(**tail) if tail["value"] is not None else None  # type: ignore[arg-type]
+        source = Origin(**json.loads(origin))
+        return cls(tensors["memory"], tensors.get("log_scale"), tensors["length"], source, kept)
 
     def _parts(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Memory ``(B, G, r, c)`` and its scale, for a kernel."""

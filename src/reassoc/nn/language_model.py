@@ -1,0 +1,210 @@
+"""A decoder language model that streams: constant memory with linear attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from .block import Block, initialize
+from .config import AttentionConfig, check_count, known
+from .mixer import positions
+from .state import ModelState
+
+
+@dataclass(frozen=True)
+class LanguageModelConfig:
+    """Everything that decides the shape of a :class:`LanguageModel`.
+
+    Attributes:
+        vocabulary: number of token ids. width: size of a token. layers: number of blocks.
+        hidden: of the feed-forward networks; default ``4 * width``.
+        learned_positions: number of positions with an embedding of their own; 0: none. A sequence,
+            carried context included, cannot be longer.
+        dropout: of what each half of a block adds.
+        attention: of every layer.
+
+    Raises:
+        ValueError: sizes that cannot be.
+    """
+
+    vocabulary: int
+    width: int = 128
+    layers: int = 4
+    hidden: int | None = None
+    learned_positions: int = 0
+    dropout: float = 0.0
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "width", "layers", "hidden"):
+            check_count(name, getattr(self, name), optional=name == "hidden")
+        check_count("learned_positions", self.learned_positions, least=0)
+        self.attention.sizes(self.width)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self) | {"attention": self.attention.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LanguageModelConfig:
+        """What :meth:`to_dict` gave.
+
+        Raises:
+            ValueError: unknown or impossible fields.
+        """
+        given = known(cls, values)
+        return cls(**given | {"attention": AttentionConfig.from_dict(given["attention"])})
+
+
+class LanguageModel(nn.Module):
+    """A decoder-only Transformer: token ids in, logits of the next token out.
+
+    The output weights are those of the embedding.
+
+    Args:
+        config: see :class:`LanguageModelConfig`.
+
+    Example:
+        >>> import torch
+        >>> from reassoc.nn import LanguageModel, LanguageModelConfig
+        >>> model = LanguageModel(LanguageModelConfig(vocabulary=256, layers=2))
+        >>> model(torch.randint(256, (1, 50))).shape
+        torch.Size([1, 50, 256])
+        >>> [token.shape for token in model.generate(torch.randint(256, (1, 50)), 2)]
+        [torch.Size([1]), torch.Size([1])]
+    """
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.positions = (
+            nn.Embedding(config.learned_positions, config.width) if config.learned_positions else None
+        )
+        hidden = 4 * config.width if config.hidden is None else config.hidden
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            Block(config.width, hidden, config.attention, layer=layer, dropout=config.dropout)
+            for layer in range(config.layers)
+        )
+        self.norm = nn.LayerNorm(config.width)
+        initialize(self, config.layers)
+
+    @overload
+    def forward(
+        self, tokens: Tensor, *, key_mask: Tensor | None = ..., states: ModelState | None = ...,
+        return_states: Literal[False] = ...,
+    ) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def forward(
+        self, tokens: Tensor, *, key_mask: Tensor | None = ..., states: ModelState | None = ...,
+        return_states: Literal[True],
+    ) -> tuple[Tensor, ModelState]: ...  # fmt: skip
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        states: ModelState | None = None,
+        return_states: bool = False,
+    ) -> Tensor | tuple[Tensor, ModelState]:
+        """Logits at every position.
+
+        Args:
+            tokens: int64 ``(B, N)``. key_mask: bool ``(B, N)``, True = real; padding at either end.
+            states: go on after what they have seen. Pass ``states.detach()`` to train on the next
+                segment of a text without cutting its context.
+            return_states: also return the states after the last token.
+
+        Returns:
+            ``(B, N, vocabulary)``, and with ``return_states`` a :class:`ModelState`.
+
+        Raises:
+            ValueError: more positions than were learned, or states of another model.
+        """
+        x = self._embed(tokens, key_mask, states)
+        if states is not None and len(states.layers) != len(self.blocks):
+            raise ValueError(f"states have {len(states.layers)} layers, this model has {len(self.blocks)}")
+        after = []
+        for number, block in enumerate(self.blocks):
+            before = None if states is None else states.layers[number]
+            x, state = block(x, key_mask=key_mask, state=before, return_state=return_states)
+            after.append(state)
+        logits = self._logits(x)
+        return (logits, ModelState(after)) if return_states else logits
+
+    def step(self, tokens: Tensor, states: ModelState) -> Tensor:
+        """Logits ``(B, 1, vocabulary)`` after one more token, int64 ``(B, 1)``; ``states`` are advanced."""
+        x = self._embed(tokens, None, states)
+        for block, state in zip(self.blocks, states.layers, strict=True):
+            x = block.step(x, state)  # type: ignore[operator]
+        return self._logits(x)
+
+    def generate(
+        self,
+        tokens: Tensor,
+        count: int,
+        *,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+        states: ModelState | None = None,
+        key_mask: Tensor | None = None,
+    ) -> Iterator[Tensor]:
+        """Continue a text, token by token, as they are asked for; no gradients.
+
+        Args:
+            tokens: int64 ``(B, N)``, N at least 1: the text, or what comes after ``states``.
+            count: tokens to generate. temperature: divides the logits before sampling; 0 takes the
+                most probable token. generator: of the samples; default torch's own.
+            states: go on after what they have seen; advanced, so that a later call can go on after this.
+            key_mask: bool ``(B, N)``, True = real; for texts of different length, padded on the left.
+
+        Yields:
+            int64 ``(B,)``: the next token of each sequence.
+
+        Raises:
+            ValueError: no token to start from.
+        """
+        if tokens.ndim != 2 or tokens.shape[1] < 1:
+            raise ValueError(f"generate needs tokens (B, N) with N at least 1, got {tuple(tokens.shape)}")
+        with torch.no_grad():
+            logits, after = self(tokens, key_mask=key_mask, states=states, return_states=True)
+        if states is None:
+            states = after
+        else:
+            states.layers = after.layers
+        for left in range(count, 0, -1):
+            picked = _pick(logits[:, -1], temperature, generator)
+            if left > 1:  # the last token is given without being read: nobody needs what follows
+                with torch.no_grad():
+                    logits = self.step(picked[:, None], states)
+            yield picked
+
+    def _embed(self, tokens: Tensor, key_mask: Tensor | None, states: ModelState | None) -> Tensor:
+        x: Tensor = self.embedding(tokens)
+        if self.positions is not None:
+            places = positions(x, key_mask, None if states is None else states.length)
+            if places.numel() and int(places.max()) >= self.config.learned_positions:
+                raise ValueError(
+                    f"position {int(places.max())} has no embedding: learned_positions="
+                    f"{self.config.learned_positions}. Use shorter sequences, or rotary or no positions"
+                )
+            x = x + self.positions(places)
+        output: Tensor = self.dropout(x)
+        return output
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.norm(x), self.embedding.weight)
+
+
+def _pick(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    if temperature == 0.0:
+        return logits.argmax(-1)
+    chances = (logits / temperature).softmax(-1)
+    return torch.multinomial(chances, 1, generator=generator)[:, 0]

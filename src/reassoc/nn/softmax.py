@@ -1,0 +1,105 @@
+"""Softmax attention of the same shape: the twin to compare with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .cache import KeyValueCache
+from .config import AttentionConfig
+from .mixer import Mixer
+from .rotary import Rotary
+from .state import Memory
+
+
+class SoftmaxAttention(Mixer):
+    """Multi-head softmax attention, with everything around it as in :class:`LinearAttention`.
+
+    Uses ``torch.nn.functional.scaled_dot_product_attention``. The map, rule and normalization of the
+    config do not matter to it. Its memory, a :class:`KeyValueCache`, grows with every token.
+
+    Args:
+        width, config, causal, layer: as for :class:`LinearAttention`.
+
+    Source: Vaswani et al. 2017.
+    """
+
+    def __init__(self, width: int, config: AttentionConfig, *, causal: bool = True, layer: int = 0) -> None:
+        super().__init__(width, config, causal=causal, layer=layer)
+        if config.mixer != "softmax":
+            raise ValueError(f"SoftmaxAttention needs mixer='softmax', got {config.mixer!r}")
+        if config.position != "none":
+            self.rotary = Rotary(self.dim, config.rotary_base)
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        source: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        key_mask: Tensor | None,
+        memory: Memory | None,
+        keep: bool,
+    ) -> tuple[Tensor, Memory | None]:
+        assert isinstance(memory, KeyValueCache | None)
+        cache = KeyValueCache(key, value, key_mask)
+        if memory is not None:
+            cache = memory.append(key, value, key_mask)
+        return self._over(query, cache), cache if keep else None
+
+    def _step(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        source: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        memory: Memory,
+    ) -> tuple[Tensor, Memory]:
+        assert isinstance(memory, KeyValueCache)
+        cache = memory.append(key, value, None)
+        return self._over(query, cache), cache
+
+    def remember(self, context: Tensor, key_mask: Tensor | None = None) -> KeyValueCache:
+        """Keys and values of a context ``(B, M, width)``, for :meth:`look_up`."""
+        key, value = self._keys_values(self.key_value(context), None)
+        return KeyValueCache(key, value, key_mask)
+
+    def _read(self, query: Tensor, memory: Memory) -> Tensor:
+        assert isinstance(memory, KeyValueCache)
+        return self._over(query, memory)
+
+    def _over(self, query: Tensor, cache: KeyValueCache) -> Tensor:
+        """Queries ``(B, H, N, d)``, the last of them at the last key where causal: ``(B, H, N, e)``."""
+        queries, keys = query.shape[2], cache.key.shape[2]
+        plain = self.causal and queries == keys and cache.mask is None and self.config.window is None
+        visible = None if plain else self._visible(queries, keys, cache.mask, query.device)
+        blind = None
+        value = cache.value
+        if visible is not None and cache.mask is not None:
+            # A row without a visible key has no softmax: it looks at all keys, and then gives zero.
+            blind = ~visible.any(-1, keepdim=True)
+            visible = visible | blind
+            value = value.masked_fill(~cache.mask[:, None, :, None], 0.0)
+        output = functional.scaled_dot_product_attention(
+            query, cache.key, value, attn_mask=visible, is_causal=plain,
+            enable_gqa=self.config.groups != self.config.heads,
+        )  # fmt: skip
+        return output if blind is None else output.masked_fill(blind, 0.0)
+
+    def _visible(self, queries: int, keys: int, mask: Tensor | None, device: torch.device) -> Tensor | None:
+        """Bool ``(N, M)`` or ``(B, 1, N, M)``: which keys a query sees; ``None``: all."""
+        visible: Tensor | None = None
+        if self.causal and (queries > 1 or self.config.window is not None):
+            ahead = (
+                torch.arange(keys, device=device) - torch.arange(keys - queries, keys, device=device)[:, None]
+            )
+            visible = ahead <= 0
+            if self.config.window is not None:
+                visible = visible & (ahead > -self.config.window)
+        if mask is None:
+            return visible
+        hidden = mask[:, None, None, :].expand(-1, 1, queries, -1)
+        return hidden if visible is None else hidden & visible
