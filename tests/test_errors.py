@@ -679,7 +679,7 @@ def test_load_of_a_missing_file(tmp_path):
 
 @pytest.mark.parametrize("thing", [3, "favor+", torch.nn.ReLU(), None], ids=["int", "name", "module", "None"])
 def test_citation_of_something_unknown(thing):
-    with pytest.raises(TypeError, match=f"citation knows feature maps and rules, got {type(thing).__name__}"):
+    with pytest.raises(TypeError, match=f"citation knows .*, got {type(thing).__name__}"):
         citation(ELU1(D), thing)
 
 

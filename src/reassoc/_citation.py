@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from .feature_maps import FeatureMap
 from .rules import Decay, Delta, GatedDelta, Sum
 
@@ -66,6 +68,19 @@ _PAPERS = {
         "C", "Yang, Songlin and Kautz, Jan and Hatamizadeh, Ali",
         "Gated Delta Networks: Improving {Mamba2} with Delta Rule", "ICLR", 2025,
     ),
+    "dao2024": (
+        "C", "Dao, Tri and Gu, Albert",
+        "Transformers are {SSM}s: Generalized Models and Efficient Algorithms Through Structured State Space "
+        "Duality", "ICML", 2024,
+    ),
+    "su2024": (
+        "J", "Su, Jianlin and Ahmed, Murtadha and Lu, Yu and Pan, Shengfeng and Bo, Wen and Liu, Yunfeng",
+        "{RoFormer}: Enhanced Transformer with Rotary Position Embedding", "Neurocomputing", 2024,
+    ),
+    "so2021": (
+        "C", "So, David R. and Ma{\\'n}ke, Wojciech and Liu, Hanxiao and Dai, Zihang and others",
+        "Primer: Searching for Efficient Transformers for Language Modeling", "NeurIPS", 2021,
+    ),
     "kimi2025": (
         "A", "{Kimi Team}",
         "Kimi Linear: An Expressive, Efficient Attention Architecture", "arXiv:2510.26692", 2025,
@@ -73,7 +88,7 @@ _PAPERS = {
 }  # fmt: skip
 
 _KINDS = (Sum, Decay, Delta, GatedDelta)
-_RULES = {
+RULE_PAPERS = {
     "sum": ("katharopoulos2020",),
     "decay": ("sun2023", "yang2024"),
     "delta": ("schlag2021",),
@@ -85,7 +100,8 @@ def citation(*objects: object) -> str:
     """BibTeX of the papers behind feature maps, rules, or models that contain them.
 
     Args:
-        objects: feature maps, rules (objects or classes). None: the paper of linear attention itself.
+        objects: feature maps, rules (objects or classes), models made of ``reassoc.nn``. None: the paper
+            of linear attention itself.
 
     Returns:
         BibTeX entries, each once.
@@ -101,13 +117,18 @@ def citation(*objects: object) -> str:
     keys: dict[str, None] = {"katharopoulos2020": None}
     for thing in objects:
         if isinstance(thing, _KINDS) or thing in _KINDS:
-            keys |= dict.fromkeys(_RULES[thing.name])
-        elif isinstance(thing, FeatureMap):
-            keys |= dict.fromkeys(thing.papers)
-            if getattr(thing, "orthogonal", False):
-                keys["yu2016"] = None
-        else:
-            raise TypeError(f"citation knows feature maps and rules, got {type(thing).__name__}")
+            keys |= dict.fromkeys(RULE_PAPERS[thing.name])
+            continue
+        found = list(thing.modules()) if isinstance(thing, nn.Module) else []
+        papers = [part.papers for part in found if hasattr(part, "papers")]
+        if not papers:
+            raise TypeError(
+                f"citation knows feature maps, rules and models with them, got {type(thing).__name__}"
+            )
+        for some in papers:
+            keys |= dict.fromkeys(some)  # type: ignore[arg-type]
+        if any(isinstance(part, FeatureMap) and getattr(part, "orthogonal", False) for part in found):
+            keys["yu2016"] = None
     return "\n\n".join(_entry(key) for key in keys)
 
 

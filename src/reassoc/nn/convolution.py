@@ -18,6 +18,8 @@ class ShortConvolution(nn.Module):
     Source: So et al. 2021 (Primer); Gu and Dao 2023 (Mamba); Arora et al. 2024 (Zoology).
     """
 
+    papers = ("so2021",)
+
     def __init__(self, channels: int, kernel: int) -> None:
         super().__init__()
         self.channels, self.kernel = channels, kernel

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .._citation import RULE_PAPERS
 from ..rules import Decay, Delta, GatedDelta, Rule, Sum
 from .config import AttentionConfig
 
@@ -49,6 +50,11 @@ class Gates(nn.Module):
         self.per_feature = config.decay == "feature"
 
     fixed: Tensor
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        """For :func:`reassoc.citation`."""
+        return (*RULE_PAPERS[self.rule.replace("-", " ")], *(() if self.decay is None else ("dao2024",)))
 
     @staticmethod
     def _start(layer: nn.Linear) -> None:

@@ -15,8 +15,10 @@ class Rotary(nn.Module):
     Raises:
         ValueError: an odd size.
 
-    Source: Su et al. 2021 (RoFormer).
+    Source: Su et al. 2024 (RoFormer).
     """
+
+    papers = ("su2024",)
 
     def __init__(self, size: int, base: float = 10000.0) -> None:
         super().__init__()

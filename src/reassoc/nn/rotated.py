@@ -6,7 +6,7 @@ Rotated features are signed, so their own sum could vanish; the denominator keep
 for a nonnegative map are positive. The weights then no longer add up to one: that is the published form, and
 why rotation before the map is the default.
 
-Source: Su et al. 2021 (RoFormer), section 3.3, equation 19.
+Source: Su et al. 2024 (RoFormer), section 3.3, equation 19.
 """
 
 from __future__ import annotations
