@@ -29,7 +29,7 @@ format: $(VENV)/dev  ## rewrite to the project's style
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist reassoc-fidelity reassoc-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist reassoc-*/ .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("reassoc needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'
