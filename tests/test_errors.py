@@ -4,11 +4,13 @@ import json
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from reassoc import (
     AttentionState,
     attention_matrix,
+    backends,
     citation,
     compose,
     feature_maps,
@@ -670,6 +672,71 @@ def test_load_cut_short(tmp_path):
         path.write_bytes(whole[:size])
         with pytest.raises(ValueError, match=r"is not a state written by AttentionState.save"):
             AttentionState.load(path)
+
+
+# What is damaged: the window of the state, and how.
+DAMAGES = {
+    "scale short": (None, lambda t: {"log_scale": t["log_scale"][:, :, :2]}),
+    "scale in double precision": (None, lambda t: {"log_scale": t["log_scale"].double()}),
+    "memory in half precision": (None, lambda t: {"memory": t["memory"].half()}),
+    "memory of whole numbers": (None, lambda t: {"memory": t["memory"].long()}),
+    "memory flat": (None, lambda t: {"memory": t["memory"].flatten(1)}),
+    "length short": (None, lambda t: {"length": t["length"][:1]}),
+    "length of floats": (None, lambda t: {"length": t["length"].float()}),
+    "length of two axes": (None, lambda t: {"length": t["length"][:, None]}),
+    "tail short": (3, lambda t: {"tail.value": t["tail.value"][:, :, :1]}),
+    "tail narrow": (3, lambda t: {"tail.log": t["tail.log"][..., :2]}),
+    "mask of floats": (3, lambda t: {"tail.mask": t["tail.mask"].float()}),
+    "no mask": (3, lambda t: {"tail.mask": None}),
+    "no features in the tail": (3, lambda t: {"tail.log": None}),
+    "no tail": (3, lambda t: {name: None for name in t if name.startswith("tail.")}),
+}
+
+
+def positive_state(window):
+    """A map, its call, and a state with a scale and, with a window, a tail."""
+    torch.manual_seed(0)
+    phi = PositiveFeatures(6, 5)
+    inputs = [torch.randn(2, 3, 7, 6) for _ in range(3)]
+    _, state = linear_attention(*inputs, phi, causal=True, window=window, return_state=True)
+    return phi, inputs, state
+
+
+def rewrite(path, change):
+    """Save a safetensors file again with some tensors changed; those that are None are left out."""
+    with safe_open(path, framework="pt") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors |= change(tensors)
+    save_file({name: t.contiguous() for name, t in tensors.items() if t is not None}, path, about)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_load_of_parts_that_do_not_fit(tmp_path, damage):
+    window, change = DAMAGES[damage]
+    path = tmp_path / "state.safetensors"
+    positive_state(window)[2].save(path)
+    rewrite(path, lambda tensors: {})
+    assert AttentionState.load(path).origin.window == window
+    rewrite(path, change)
+    with pytest.raises(ValueError, match=r"is not a state written by AttentionState.save"):
+        AttentionState.load(path)
+
+
+@pytest.mark.parametrize("backend", [name for name, status in backends().items() if status == "available"])
+def test_a_state_that_lost_its_scale_is_refused(tmp_path, backend):
+    # Which maps need one only the call knows; without the check a kernel reads where nothing is.
+    path = tmp_path / "state.safetensors"
+    phi, inputs, state = positive_state(None)
+    state.save(path)
+    rewrite(path, lambda tensors: {"log_scale": None})
+    token = [x[:, :, :1] for x in inputs]
+    for call in (
+        lambda state: linear_attention(*inputs, phi, causal=True, state=state, backend=backend),
+        lambda state: step(*token, phi, state, backend=backend),
+    ):
+        call(state.clone())
+        with pytest.raises(ValueError, match=r"without log_scale, .* it is damaged"):
+            call(AttentionState.load(path))
 
 
 def test_load_of_a_missing_file(tmp_path):

@@ -13,7 +13,7 @@ from ._fused import fused_map
 from ._gates import check_beta, expand_decay
 from ._normalize import settle
 from ._prepare import Keys, Queries, Settings
-from ._state import AttentionState
+from ._state import AttentionState, require_scale
 from .kernels import transformed
 from .kernels._library import library
 from .kernels.native.call import KINDS, MAPS
@@ -56,6 +56,8 @@ def decode(
         value = value.to(dtype)
     else:
         exponential, left, right = name == "exp", query, key
+    if s.rule.family == "additive":
+        require_scale(exponential, state._scale)
     if s.undefined == "raise" or (exponential and not (s.has_z and s.eps == 0.0)):
         return None  # a row may be refused, or its true scale matters
     decoder = _decoder(left, right, value, gates, beta, s, name, exponential)

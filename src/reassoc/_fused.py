@@ -11,6 +11,7 @@ from ._features import Features
 from ._gates import check_beta, expand_decay
 from ._output import finish
 from ._prepare import Queries, Settings, key_features, prepare_queries
+from ._state import require_scale
 from .feature_maps import ELU1, Exp, ExponentialMap, FeatureMap, Identity, ReLU, SquaredReLU
 from .kernels.native.call import Inputs, Options
 from .kernels.native.operator import run
@@ -116,6 +117,8 @@ def attend(
         *matrices,
     )
     logs = keys.log is not None
+    if before[0] is not None and s.rule.family == "additive":
+        require_scale(logs, before[1])
     # A logarithm of the whole row cancels in a quotient, unless an epsilon stands beside it.
     divide = s.has_z and s.undefined != "raise" and queries.empty is None
     divide = divide and (s.eps == 0.0 or not (logs or queries.log_row is not None))

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ._features import Features
 from ._prepare import Keys, Settings
+from ._state import require_scale
 from .kernels.additive import problem as additive
 from .kernels.delta import problem as delta
 
@@ -23,6 +24,8 @@ def pose(
     window: int | None = None,
 ) -> additive.Problem | delta.Problem:
     """The problem that :func:`reassoc.kernels.solve` takes; a delta rule is causal and has no window."""
+    if memory is not None and keys.beta is None:
+        require_scale(keys.features.log is not None, scale)
     if keys.beta is None:
         return additive.Problem(
             query, keys.features, keys.value, keys.log_decay, keys.mask, cu_queries, cu_keys, memory, scale,

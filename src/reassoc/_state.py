@@ -270,7 +270,39 @@ class AttentionState:
         tail = {name: tensors.get(f"tail.{name}") for name in tail_names}
         kept = Tail(**tail) if tail["value"] is not None else None  # type: ignore[arg-type]
         source = Origin(**json.loads(origin))
-        return cls(tensors["memory"], tensors.get("log_scale"), tensors["length"], source, kept)
+        state = cls(tensors["memory"], tensors.get("log_scale"), tensors["length"], source, kept)
+        state._require_whole()
+        return state
+
+    def _require_whole(self) -> None:
+        """``ValueError`` unless the parts fit each other: kernels take addresses and trust the sizes."""
+        memory, tail, window = self._memory, self._tail, self._origin.window
+        if memory.ndim != 4 or memory.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"memory is {memory.dtype} {tuple(memory.shape)}, not a float32 or float64 state"
+            )
+        batch, groups, features, columns = memory.shape
+        kept = memory.dtype
+        parts: dict[str, tuple[Tensor | None, torch.dtype, list[tuple[int, ...]]]] = {
+            "log_scale": (self._scale, kept, [(batch, groups, features)]),
+            "length": (self._length, torch.int64, [(batch,)]),
+        }
+        if (tail is None) != (window is None):
+            there = "there" if window is None else "missing"
+            raise ValueError(f"window={window}, and the positions that it needs are {there}")
+        if tail is not None and window is not None:
+            past = (batch, groups, window - 1)
+            wide: list[tuple[int, ...]] = [(*past, features), (*past, 1)]
+            parts |= {
+                "mantissa": (tail.mantissa, kept, wide), "log": (tail.log, kept, wide),
+                "value": (tail.value, kept, [(*past, columns)]), "log_decay": (tail.log_decay, kept, wide),
+                "mask": (tail.mask, torch.bool, [(batch, window - 1)]),
+            }  # fmt: skip
+            if tail.mask is None or (tail.mantissa is None and tail.log is None):
+                raise ValueError("the positions of the window have no features or no mask")
+        for name, (part, dtype, shapes) in parts.items():
+            if part is not None and (tuple(part.shape) not in shapes or part.dtype != dtype):
+                raise ValueError(f"{name} is {part.dtype} {tuple(part.shape)}, expected {dtype} {shapes[0]}")
 
     def _parts(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Memory ``(B, G, r, c)`` and its scale, for a kernel."""
@@ -311,6 +343,13 @@ def check_state(
         )
     if state._memory.device != device:
         raise TypeError(f"state must be on {device}, got {state._memory.device}; use state.to(...)")
+
+
+def require_scale(exponential: bool, scale: Tensor | None) -> None:
+    """A state of exponential features has a scale, and no other has: a kernel would read where nothing is."""
+    if exponential != (scale is not None):
+        there = "without" if exponential else "with"
+        raise ValueError(f"state came {there} log_scale, which does not fit its feature map: it is damaged")
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -13,7 +13,7 @@ from ._decode import decode
 from ._fused import fused_map
 from ._output import finish
 from ._prepare import Keys, Queries, Settings, prepare_queries, settings
-from ._state import AttentionState, check_state
+from ._state import AttentionState, check_state, require_scale
 from .feature_maps import FeatureMap
 from .kernels.additive import recurrent as additive
 from .kernels.additive.chunked import read_state
@@ -103,6 +103,8 @@ def step(
         written = ready.features
         if key_mask is not None:
             written = written.hide(key_mask[:, None, :, None])
+        if ready.beta is None:
+            require_scale(written.log is not None, state._scale)
         parts = (*features, *ready.features, ready.value, ready.beta, ready.log_decay, state._memory)
         tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in parts)
         # A row that "raise" refuses must leave the state as it was: then nothing is overwritten.
