@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import reassoc
+from reassoc import nn
 
 PUBLIC = [
     "AttentionState",
@@ -79,7 +80,7 @@ def test_public_names_are_documented(name):
         assert not [m for m in members if not (inspect.getdoc(getattr(thing, m)) or "").strip()]
 
 
-@pytest.mark.parametrize("module", [reassoc.feature_maps, reassoc.rules], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [reassoc.feature_maps, reassoc.rules, nn], ids=lambda m: m.__name__)
 def test_submodule_names_are_documented(module):
     names = getattr(module, "__all__", ["Sum", "Decay"])
     assert len(set(names)) == len(names)
@@ -88,3 +89,21 @@ def test_submodule_names_are_documented(module):
         # inspect.getdoc would take a docstring from a base class.
         assert (thing.__doc__ or "").strip(), name
         assert inspect.getmodule(thing).__name__.startswith("reassoc.")
+
+
+def test_modules_need_nothing_beyond_torch():
+    code = PROBE.replace("import reassoc", "import reassoc.nn")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    added = json.loads(done.stdout)["added"]
+    assert "reassoc.nn" in added
+    third_party = {name.split(".")[0] for name in added} - {"reassoc"} - set(sys.stdlib_module_names)
+    assert third_party <= {"torch"}, third_party
+    assert not [name for name in added if name.startswith(("reassoc.lab", "reassoc.cli"))]
+
+
+def test_modules_are_sorted_and_document_their_methods():
+    assert sorted(nn.__all__) == nn.__all__
+    for name in nn.__all__:
+        thing = getattr(nn, name)
+        members = [m for m in vars(thing) if not m.startswith("_") and callable(getattr(thing, m))]
+        assert not [m for m in members if not (inspect.getdoc(getattr(thing, m)) or "").strip()], name

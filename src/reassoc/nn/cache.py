@@ -32,7 +32,17 @@ class KeyValueCache:
         return sum(t.numel() * t.element_size() for t in self._pack()[0].values())
 
     def append(self, key: Tensor, value: Tensor, mask: Tensor | None) -> KeyValueCache:
-        """A cache with more keys and values behind these."""
+        """A cache with more keys and values behind these.
+
+        Raises:
+            ValueError: other sizes than those of the keys and values seen.
+        """
+        for name, old, new in (("keys", self.key, key), ("values", self.value, value)):
+            if (*old.shape[:2], old.shape[3]) != (*new.shape[:2], new.shape[3]):
+                raise ValueError(
+                    f"state holds {name} {tuple(old.shape)}, this call has {tuple(new.shape)}: it was made "
+                    "by another model, or for another batch"
+                )
         if mask is not None or self.mask is not None:
             old, new = (
                 t.new_ones(t.shape[0], t.shape[2], dtype=torch.bool) if m is None else m

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
+
+from .._normalize import NORMALIZATIONS, POLICIES
 
 MIXERS = ("linear", "softmax")
 RULES = ("sum", "decay", "delta", "gated-delta")
@@ -67,16 +70,31 @@ class AttentionConfig:
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, valid in (("mixer", MIXERS), ("rule", RULES), ("decay", DECAYS), ("position", POSITIONS)):
+        for name, valid in (("mixer", MIXERS), ("rule", RULES), ("decay", DECAYS), ("position", POSITIONS),
+                            ("normalize", (None, *NORMALIZATIONS)), ("undefined", POLICIES)):  # fmt: skip
             if getattr(self, name) not in valid:
-                raise ValueError(f"{name} must be one of {', '.join(valid)}, got {getattr(self, name)!r}")
+                names = ", ".join(str(one) for one in valid)
+                raise ValueError(f"{name} must be one of {names}, got {getattr(self, name)!r}")
+        if not isinstance(self.map_options, Mapping):
+            raise ValueError(f"map_options must map names to values, got {self.map_options!r}")
         for name in ("heads", "key_heads", "head_dim", "value_dim", "window"):
             check_count(name, getattr(self, name), optional=name != "heads")
         check_count("convolution", self.convolution, least=0)
+        check_number("eps", self.eps)
+        check_number("rotary_base", self.rotary_base, least=1.0)
         if self.heads % (self.key_heads or self.heads):
             raise ValueError(f"heads must be a multiple of key_heads, got {self.heads} and {self.key_heads}")
         if self.mixer == "softmax" and self.position == "rotary-after":
             raise ValueError("rotary-after rotates features, which softmax attention has not: use rotary")
+        if self.mixer == "linear" and self.window is not None and "delta" in self.rule:
+            raise ValueError(
+                f"rule {self.rule!r} has no window: what a token wrote depends on all before it. Use rule "
+                "'gated-delta' without a window to forget, or 'sum' or 'decay' with one"
+            )
+        if self.mixer == "linear" and self.eps and "attention" not in self.normalization:
+            raise ValueError(
+                f"eps is added to a denominator, and normalize={self.normalization!r} has none: leave eps=0"
+            )
 
     @property
     def groups(self) -> int:
@@ -103,7 +121,7 @@ class AttentionConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self) | {"map_options": dict(self.map_options)}
+        return plain(self) | {"map_options": dict(self.map_options)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AttentionConfig:
@@ -115,11 +133,22 @@ class AttentionConfig:
         return cls(**known(cls, values))
 
 
+def plain(config: Any) -> dict[str, Any]:
+    """The fields of a config by name, as they are."""
+    return {f.name: getattr(config, f.name) for f in fields(config)}
+
+
 def known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, all of them fields of a config class; ``ValueError`` names the others."""
-    strange = sorted(set(values) - {f.name for f in fields(kind)})
+    """The values, exactly what a config class takes; ``ValueError`` names what is too much or missing."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{kind.__name__} is made from names and values, got {values!r}")
+    strange = sorted(str(name) for name in set(values) - {f.name for f in fields(kind)})
     if strange:
         raise ValueError(f"{kind.__name__} has no {', '.join(strange)}: made by another version?")
+    needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise ValueError(f"{kind.__name__} needs {', '.join(missing)}")
     return dict(values)
 
 
@@ -129,3 +158,12 @@ def check_count(name: str, number: Any, *, optional: bool = False, least: int = 
         return
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
         raise ValueError(f"{name} must be a whole number, at least {least}, got {number!r}")
+
+
+def check_number(name: str, number: Any, *, least: float = -math.inf, below: float = math.inf) -> None:
+    """``ValueError`` unless it is a finite number, at least ``least`` and less than ``below``."""
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite number, got {number!r}")
+    if not least <= number < below:
+        limits = f"at least {least:g}" if below == math.inf else f"at least {least:g} and less than {below:g}"
+        raise ValueError(f"{name} must be {limits}, got {number!r}")

@@ -38,8 +38,8 @@ class ShortConvolution(nn.Module):
         """Convolve, and say what the next tokens will need.
 
         Args:
-            x: ``(B, N, channels)``. mask: bool ``(B, N)``, True = real; the others count as zeros, and are
-                meant to be padding at either end.
+            x: ``(B, N, channels)``. mask: bool ``(B, N)``, True = real; the others are passed over, as if
+                they were not there.
             recent: ``(B, kernel - 1, channels)``, inputs before x; default zeros.
 
         Returns:
@@ -51,18 +51,22 @@ class ShortConvolution(nn.Module):
         if recent is None:
             recent = x.new_zeros(x.shape[0], kept, self.channels)
         seen = torch.cat([recent.to(x.dtype), x], dim=1)
+        back_to: Tensor | None = None
+        if mask is not None:
+            # Padding goes in front of everything: what was recent then lies next to the first real input.
+            real = torch.cat([mask.new_ones(x.shape[0], kept), mask], dim=1)
+            order = real.long().argsort(dim=1, stable=True)
+            seen = seen.gather(1, order[..., None].expand(-1, -1, self.channels))
+            back_to = (order.argsort(dim=1)[:, kept:] - kept).clamp(min=0)
         # Shifted products stay in this layout; a convolution of torch would transpose to channels first.
         output = seen[:, kept:] * self.weight[-1]
         for back in range(1, self.kernel):
             output = torch.addcmul(
                 output, seen[:, kept - back : kept - back + length], self.weight[-1 - back]
             )
-        if mask is None:
-            return output, seen[:, length:].clone()
-        # The last real inputs of each row: those before x are real, and a stable sort keeps their order.
-        real = torch.cat([mask.new_ones(x.shape[0], kept), mask], dim=1)
-        order = real.long().argsort(dim=1, stable=True)[:, length:]
-        return output, seen.gather(1, order[..., None].expand(-1, -1, self.channels))
+        if back_to is not None:
+            output = output.gather(1, back_to[..., None].expand(-1, -1, self.channels))
+        return output, seen[:, length:].clone()
 
     def extra_repr(self) -> str:
         """Shown by ``print``."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .block import Block, attention, initialize
-from .config import AttentionConfig, check_count, known
+from .config import AttentionConfig, check_count, check_number, known, plain
 from .state import MixerState
 
 
@@ -44,13 +44,14 @@ class EncoderDecoderConfig:
         for name in ("source_vocabulary", "target_vocabulary", "width", "layers", "hidden"):
             check_count(name, getattr(self, name), optional=name == "hidden")
         check_count("learned_positions", self.learned_positions, least=0)
+        check_number("dropout", self.dropout, least=0.0, below=1.0)
         if self.attention.position == "rotary-after":
             raise ValueError("rotary-after needs causal attention, which an encoder has not: use rotary")
         self.attention.sizes(self.width)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self) | {"attention": self.attention.to_dict()}
+        return plain(self) | {"attention": self.attention.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EncoderDecoderConfig:
@@ -60,7 +61,7 @@ class EncoderDecoderConfig:
             ValueError: unknown or impossible fields.
         """
         given = known(cls, values)
-        return cls(**given | {"attention": AttentionConfig.from_dict(given["attention"])})
+        return cls(**given | {"attention": AttentionConfig.from_dict(given.get("attention", {}))})
 
 
 class EncoderDecoder(nn.Module):
@@ -144,6 +145,7 @@ class EncoderDecoder(nn.Module):
         Returns:
             int64 ``(B, n)``, n at most ``limit``: without ``start``, filled with ``stop`` behind the end.
         """
+        check_count("limit", limit, least=0)
         context = self.encode(source, source_mask)
         memories = [block.cross.remember(context, source_mask) for block in self.decoder]  # type: ignore[union-attr, operator]
         states: list[MixerState] = []
@@ -174,7 +176,8 @@ class EncoderDecoder(nn.Module):
             end = start + tokens.shape[1]
             if end > places.num_embeddings:
                 raise ValueError(
-                    f"position {end - 1} has no embedding: learned_positions={places.num_embeddings}"
+                    f"position {end - 1} has no embedding: learned_positions={places.num_embeddings}. Use "
+                    "shorter sequences or a smaller limit, or rotary or no positions"
                 )
             x = x + places.weight[start:end]
         output: Tensor = self.dropout(x)

@@ -78,7 +78,8 @@ class Gates(nn.Module):
     def _log_decay(self, x: Tensor) -> Tensor:
         if self.decay is None:
             return self.fixed
-        gate: Tensor = -functional.softplus(self.decay(x))
+        # As a logarithm of a sigmoid: torch's compiler takes the gradient of softplus for contiguous.
+        gate: Tensor = functional.logsigmoid(-self.decay(x))
         if self.per_feature:
             gate = gate.unflatten(-1, (self.groups, -1))
         return gate.transpose(1, 2)

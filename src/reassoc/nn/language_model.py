@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
+from .._checks import check_mask
 from .block import Block, initialize
-from .config import AttentionConfig, check_count, known
+from .config import AttentionConfig, check_count, check_number, known, plain
 from .mixer import positions
 from .state import ModelState
 
@@ -43,11 +44,12 @@ class LanguageModelConfig:
         for name in ("vocabulary", "width", "layers", "hidden"):
             check_count(name, getattr(self, name), optional=name == "hidden")
         check_count("learned_positions", self.learned_positions, least=0)
+        check_number("dropout", self.dropout, least=0.0, below=1.0)
         self.attention.sizes(self.width)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self) | {"attention": self.attention.to_dict()}
+        return plain(self) | {"attention": self.attention.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LanguageModelConfig:
@@ -57,7 +59,7 @@ class LanguageModelConfig:
             ValueError: unknown or impossible fields.
         """
         given = known(cls, values)
-        return cls(**given | {"attention": AttentionConfig.from_dict(given["attention"])})
+        return cls(**given | {"attention": AttentionConfig.from_dict(given.get("attention", {}))})
 
 
 class LanguageModel(nn.Module):
@@ -129,8 +131,6 @@ class LanguageModel(nn.Module):
             ValueError: more positions than were learned, or states of another model.
         """
         x = self._embed(tokens, key_mask, states)
-        if states is not None and len(states.layers) != len(self.blocks):
-            raise ValueError(f"states have {len(states.layers)} layers, this model has {len(self.blocks)}")
         after = []
         for number, block in enumerate(self.blocks):
             before = None if states is None else states.layers[number]
@@ -162,37 +162,52 @@ class LanguageModel(nn.Module):
             tokens: int64 ``(B, N)``, N at least 1: the text, or what comes after ``states``.
             count: tokens to generate. temperature: divides the logits before sampling; 0 takes the
                 most probable token. generator: of the samples; default torch's own.
-            states: go on after what they have seen; advanced, so that a later call can go on after this.
+            states: go on after what they have seen. They are advanced, past all tokens but the one given
+                last: begin a later call with that one.
             key_mask: bool ``(B, N)``, True = real; for texts of different length, padded on the left.
 
         Yields:
             int64 ``(B,)``: the next token of each sequence.
 
         Raises:
-            ValueError: no token to start from.
+            ValueError: no token to start from, a temperature below 0, or padding on the right.
         """
         if tokens.ndim != 2 or tokens.shape[1] < 1:
             raise ValueError(f"generate needs tokens (B, N) with N at least 1, got {tuple(tokens.shape)}")
+        check_count("count", count, least=0)
+        check_number("temperature", temperature, least=0.0)
+        if key_mask is not None and not bool(key_mask[:, -1:].all()):
+            raise ValueError("generate goes on after the last token, which key_mask hides: pad on the left")
         with torch.no_grad():
             logits, after = self(tokens, key_mask=key_mask, states=states, return_states=True)
         if states is None:
             states = after
         else:
             states.layers = after.layers
-        for left in range(count, 0, -1):
-            picked = _pick(logits[:, -1], temperature, generator)
-            if left > 1:  # the last token is given without being read: nobody needs what follows
+        picked: Tensor | None = None
+        for _ in range(count):
+            if picked is not None:  # read when the next one is asked for: nobody needs what follows the last
                 with torch.no_grad():
                     logits = self.step(picked[:, None], states)
+            picked = _pick(logits[:, -1], temperature, generator)
             yield picked
 
     def _embed(self, tokens: Tensor, key_mask: Tensor | None, states: ModelState | None) -> Tensor:
+        if tokens.ndim != 2:
+            raise ValueError(f"tokens must have shape (B, N), got {tuple(tokens.shape)}")
+        if states is not None and len(states.layers) != len(self.blocks):
+            raise ValueError(f"states have {len(states.layers)} layers, this model has {len(self.blocks)}")
         x: Tensor = self.embedding(tokens)
+        check_mask("key_mask", key_mask, (tokens.shape[0], tokens.shape[1]), tokens.device)
         if self.positions is not None:
             places = positions(x, key_mask, None if states is None else states.length)
-            if places.numel() and int(places.max()) >= self.config.learned_positions:
+            # Without a mask and a state they are what the shape says, and nothing is read back for it.
+            last = tokens.shape[1] - 1
+            if places.ndim == 2:
+                last = int(places.max()) if places.numel() else -1
+            if last >= self.config.learned_positions:
                 raise ValueError(
-                    f"position {int(places.max())} has no embedding: learned_positions="
+                    f"position {last} has no embedding: learned_positions="
                     f"{self.config.learned_positions}. Use shorter sequences, or rotary or no positions"
                 )
             x = x + self.positions(places)

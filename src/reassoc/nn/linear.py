@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .._attention import linear_attention
-from .._state import AttentionState
+from .._state import AttentionState, state_dtype
 from .._stream import read, step
 from .._summarize import summarize
 from ..feature_maps import FeatureMap, RandomFeatures, make
@@ -43,6 +43,8 @@ class LinearAttention(Mixer):
     Sources: Katharopoulos et al. 2020; Schlag et al. 2021 for the delta rule.
     """
 
+    memory_kind: type[Memory] = AttentionState
+
     def __init__(
         self,
         width: int,
@@ -63,6 +65,8 @@ class LinearAttention(Mixer):
         self.feature_map = build_map(config, self.dim, layer) if feature_map is None else feature_map
         self.gates = Gates(width, config, self.feature_map.feature_dim)
         after = config.position == "rotary-after"
+        if after:
+            self.memory_kind = RotatedState
         if config.position != "none":
             self.rotary = Rotary(self.feature_map.feature_dim if after else self.dim, config.rotary_base)
 
@@ -107,22 +111,26 @@ class LinearAttention(Mixer):
         rule = self.gates(source)
         if self.config.position == "rotary-after":
             assert angles is not None and isinstance(memory, RotatedState)
-            output, _ = rotated_attention(
+            output, stepped = rotated_attention(
                 query, key, value, self.feature_map, rule, self.config, angles, key_mask=None, state=memory,
                 return_state=False, stepping=True,
             )  # fmt: skip
-            return output, memory
+            assert stepped is not None
+            return output, stepped
         assert isinstance(memory, AttentionState)
         return step(query, key, value, self.feature_map, memory, **self._options(rule)), memory
 
     def remember(self, context: Tensor, key_mask: Tensor | None = None) -> AttentionState:
         """The state of a context ``(B, M, width)``, for :meth:`look_up`; ``key_mask`` bool ``(B, M)``."""
+        self._require_unordered()
+        self._check("context", context, ("B", "M"))
         key, value = self._keys_values(self.key_value(context), None)
         rule = self.gates(context)
         options = {"rule": rule, "normalize": self.config.normalization}
         batch, groups, _, columns = value.shape
+        kept = state_dtype(value.dtype)
         start = AttentionState.zeros(
-            self.feature_map, batch, groups, columns, dtype=value.dtype, device=value.device, **options
+            self.feature_map, batch, groups, columns, dtype=kept, device=value.device, **options
         )
         backend = self.config.backend
         return start.apply(

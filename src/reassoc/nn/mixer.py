@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .._checks import check_mask, check_tensor
 from .config import AttentionConfig
 from .convolution import ShortConvolution
 from .rotary import Rotary, rotate
@@ -23,8 +24,10 @@ class Mixer(nn.Module):
         layer: number of the layer, which random maps take their draw from.
 
     Raises:
-        ValueError: sizes that do not fit, or positions and convolutions without an order of tokens.
+        ValueError: sizes that do not fit.
     """
+
+    memory_kind: type[Memory]
 
     def __init__(self, width: int, config: AttentionConfig, *, causal: bool = True, layer: int = 0) -> None:
         super().__init__()
@@ -39,9 +42,9 @@ class Mixer(nn.Module):
         if config.convolution:
             channels = heads * self.dim + groups * (self.dim + self.value_dim)
             self.convolution = ShortConvolution(channels, config.convolution)
-        self.query_norm = nn.RMSNorm(self.dim) if config.query_key_norm else nn.Identity()
-        self.key_norm = nn.RMSNorm(self.dim) if config.query_key_norm else nn.Identity()
-        self.output_norm = nn.RMSNorm(self.value_dim) if config.output_norm else nn.Identity()
+        self.query_norm = HeadNorm(self.dim) if config.query_key_norm else nn.Identity()
+        self.key_norm = HeadNorm(self.dim) if config.query_key_norm else nn.Identity()
+        self.output_norm = HeadNorm(self.value_dim) if config.output_norm else nn.Identity()
         self.gate = nn.Linear(width, heads * self.value_dim, bias=False) if config.output_gate else None
 
     def _attend(
@@ -110,13 +113,20 @@ class Mixer(nn.Module):
             ``(B, N, width)``, and with ``return_state`` a :class:`MixerState`.
 
         Raises:
-            ValueError: a state without causality, or a convolution over another context.
+            ValueError: a state without causality or of another layer, a context beside causality,
+                convolution or rotary positions, or shapes that do not fit.
         """
+        self._check("x", x, ("B", "N"))
         if not self.causal and (state is not None or return_state):
             raise ValueError("a state belongs to causal attention; for a context use remember and look_up")
-        if context is not None and (self.causal or self.convolution is not None):
-            raise ValueError("a context needs causal=False and convolution=0")
-        source = x if context is None else context
+        source = x
+        if context is not None:
+            self._require_unordered()
+            self._check("context", context, (x.shape[0], "M"))
+            source = context
+        check_mask("key_mask", key_mask, (source.shape[0], source.shape[1]), x.device)
+        if state is not None:
+            self._check_state(state, x.shape[0])
         query, keys = self.query(x), self.key_value(source)
         recent = None
         if self.convolution is not None:
@@ -138,6 +148,8 @@ class Mixer(nn.Module):
 
     def step(self, x: Tensor, state: MixerState) -> Tensor:
         """One token ``(B, 1, width)``: what the causal call gives at this position; ``state`` is advanced."""
+        self._check("x", x, ("B", 1))
+        self._check_state(state, x.shape[0])
         query, keys = self.query(x), self.key_value(x)
         if self.convolution is not None:
             mixed, recent = self.convolution(torch.cat([query, keys], dim=-1), None, state.recent)
@@ -153,7 +165,38 @@ class Mixer(nn.Module):
 
     def look_up(self, x: Tensor, memory: Memory) -> Tensor:
         """Tokens ``(B, N, width)`` over a remembered context (cross-attention while decoding)."""
+        self._require_unordered()
+        self._check("x", x, ("B", "N"))
         return self._merge(self._read(self._queries(self.query(x), None), memory), x)
+
+    def _check(self, name: str, x: Tensor, sizes: tuple[int | str, ...]) -> None:
+        check_tensor(name, x, (*sizes, self.query.in_features))
+
+    def _check_state(self, state: MixerState, batch: int) -> None:
+        """A state of this layer, as far as shapes tell; the memory knows its map and rule."""
+        if not isinstance(state, MixerState):
+            raise TypeError(f"state must be a MixerState of return_state=True, got {type(state).__name__}")
+        if not isinstance(state.memory, self.memory_kind):
+            raise ValueError(
+                f"state holds {type(state.memory).__name__}, this layer needs {self.memory_kind.__name__}: "
+                "it was made by another model"
+            )
+        wanted = None
+        if self.convolution is not None:
+            wanted = (batch, self.convolution.kernel - 1, self.convolution.channels)
+        recent = None if state.recent is None else tuple(state.recent.shape)
+        if recent != wanted or state.memory.length.shape[0] != batch:
+            raise ValueError(
+                f"state is of {state.memory.length.shape[0]} sequences and recent inputs {recent}, this call "
+                f"needs {batch} and {wanted}: it was made by another model, or for another batch"
+            )
+
+    def _require_unordered(self) -> None:
+        if self.causal or self.convolution is not None or self.rotary is not None:
+            raise ValueError(
+                "a context needs causal=False, convolution=0 and position='none': the places of its tokens "
+                "are not those of x"
+            )
 
     def _queries(self, query: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
         """``(B, N, H d) -> (B, H, N, d)``."""
@@ -180,6 +223,17 @@ class Mixer(nn.Module):
     def extra_repr(self) -> str:
         """Shown by ``print``."""
         return f"causal={self.causal}, heads={self.config.heads}, key_heads={self.config.groups}"
+
+
+class HeadNorm(nn.RMSNorm):
+    """Normalization of a head by its root mean square, in the dtype of its weights; dtype kept.
+
+    Under autocast a head is in half precision, and torch would warn that it mixes dtypes.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, H, N, size)``, every vector by itself."""
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
 def positions(x: Tensor, key_mask: Tensor | None, start: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +22,9 @@ from torch import Tensor
 from .._attention import linear_attention
 from .._features import Features
 from .._normalize import divide, settle, sum_normalize
-from .._state import AttentionState
+from .._state import AttentionState, state_dtype
 from .._stream import step
+from .._summary import Origin
 from ..feature_maps import FeatureMap
 from ..rules import Decay, Rule, Sum
 from .config import AttentionConfig
@@ -35,6 +37,7 @@ class RotatedState:
 
     numerator: AttentionState
     denominator: AttentionState | None
+    origin: Origin  # of the map itself: the two states know features only
 
     @property
     def length(self) -> Tensor:
@@ -48,7 +51,7 @@ class RotatedState:
 
     def _map(self, function: Callable[[AttentionState], AttentionState]) -> RotatedState:
         below = None if self.denominator is None else function(self.denominator)
-        return RotatedState(function(self.numerator), below)
+        return RotatedState(function(self.numerator), below, self.origin)
 
     def detach(self) -> RotatedState:
         """The same numbers, cut off from the gradient."""
@@ -64,8 +67,8 @@ class RotatedState:
 
     def _pack(self) -> tuple[dict[str, Tensor], str]:
         tensors: dict[str, Tensor] = {}
-        origins: dict[str, str] = {}
-        for name, state in vars(self).items():
+        origins: dict[str, Any] = {"map": vars(self.origin)}
+        for name, state in (("numerator", self.numerator), ("denominator", self.denominator)):
             if state is not None:
                 part, origins[name] = state._pack()
                 tensors |= {f"{name}.{key}": tensor for key, tensor in part.items()}
@@ -78,8 +81,11 @@ class RotatedState:
             own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
             return AttentionState._unpack(own, source)
 
-        found = {name: state(name, source) for name, source in json.loads(origin).items()}
-        return cls(found["numerator"], found.get("denominator"))
+        about = json.loads(origin)
+        above = Origin(**about.pop("map"))
+        found = {name: state(name, source) for name, source in about.items()}
+        below = found["denominator"] if "attention" in above.normalize else None
+        return cls(found["numerator"], below, above)
 
 
 def rotated_attention(
@@ -101,9 +107,21 @@ def rotated_attention(
     Returns:
         ``(B, H, N, e)`` and the state, if asked for or stepped.
     """
-    groups, normalize = key.shape[1], config.normalization
+    groups, normalize, dtype = key.shape[1], config.normalization, query.dtype
+    origin = Origin(phi.fingerprint, rule.name, normalize, config.window)
+    if state is not None:
+        state.origin.require(origin, "state")
+        if stepping and config.undefined == "raise":
+            state = state.clone()  # a row that is refused leaves the state as it was
+    # As in the operator: features in float32 at least, autocast or not.
+    query, key, value = (t.to(state_dtype(dtype)) for t in (query, key, value))
     grouped = query.unflatten(1, (groups, -1)).flatten(2, 3)  # heads of the map are those of the keys
-    queries, keys = phi.query(grouped).view(*query.shape[:3], -1), phi.key(key)
+    with torch.autocast(query.device.type, enabled=False):
+        queries, keys = phi.query(grouped), phi.key(key)
+        factor = phi.log_query_factor(grouped)
+        if factor is not None and "sum" not in normalize and (normalize == "none" or config.eps):
+            queries = queries * factor[..., None].exp()  # what the map leaves out does not cancel here
+    queries = queries.reshape(*query.shape[:3], phi.feature_dim)
     empty: Tensor | None = None
     if "sum" in normalize:
         queries, empty = _sum_normalized(queries, config.undefined, "query")
@@ -137,7 +155,7 @@ def rotated_attention(
         output = divide(torch.cat([output, total], dim=-1), None, config.eps, config.undefined, rows)
     elif empty is not None:
         output = settle(output, empty, config.undefined, "a query's features are all zero")
-    return output, None if numerator is None else RotatedState(numerator, denominator)
+    return output.to(dtype), None if numerator is None else RotatedState(numerator, denominator, origin)
 
 
 def _sum_normalized(features: Tensor, undefined: str, what: str) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .._checks import check_mask
 from .cache import KeyValueCache
 from .config import AttentionConfig
 from .mixer import Mixer
@@ -25,10 +26,14 @@ class SoftmaxAttention(Mixer):
     Source: Vaswani et al. 2017.
     """
 
+    memory_kind = KeyValueCache
+
     def __init__(self, width: int, config: AttentionConfig, *, causal: bool = True, layer: int = 0) -> None:
         super().__init__(width, config, causal=causal, layer=layer)
         if config.mixer != "softmax":
             raise ValueError(f"SoftmaxAttention needs mixer='softmax', got {config.mixer!r}")
+        if not causal and config.window:
+            raise ValueError(f"causal=False has no order of tokens, which window={config.window} needs")
         if config.position != "none":
             self.rotary = Rotary(self.dim, config.rotary_base)
 
@@ -44,9 +49,9 @@ class SoftmaxAttention(Mixer):
         keep: bool,
     ) -> tuple[Tensor, Memory | None]:
         assert isinstance(memory, KeyValueCache | None)
-        cache = KeyValueCache(key, value, key_mask)
+        cache = _cache(key, value, key_mask)
         if memory is not None:
-            cache = memory.append(key, value, key_mask)
+            cache = memory.append(cache.key, cache.value, key_mask)
         return self._over(query, cache), cache if keep else None
 
     def _step(
@@ -64,8 +69,10 @@ class SoftmaxAttention(Mixer):
 
     def remember(self, context: Tensor, key_mask: Tensor | None = None) -> KeyValueCache:
         """Keys and values of a context ``(B, M, width)``, for :meth:`look_up`."""
-        key, value = self._keys_values(self.key_value(context), None)
-        return KeyValueCache(key, value, key_mask)
+        self._require_unordered()
+        self._check("context", context, ("B", "M"))
+        check_mask("key_mask", key_mask, (context.shape[0], context.shape[1]), context.device)
+        return _cache(*self._keys_values(self.key_value(context), None), key_mask)
 
     def _read(self, query: Tensor, memory: Memory) -> Tensor:
         assert isinstance(memory, KeyValueCache)
@@ -77,14 +84,12 @@ class SoftmaxAttention(Mixer):
         plain = self.causal and queries == keys and cache.mask is None and self.config.window is None
         visible = None if plain else self._visible(queries, keys, cache.mask, query.device)
         blind = None
-        value = cache.value
         if visible is not None and cache.mask is not None:
             # A row without a visible key has no softmax: it looks at all keys, and then gives zero.
             blind = ~visible.any(-1, keepdim=True)
             visible = visible | blind
-            value = value.masked_fill(~cache.mask[:, None, :, None], 0.0)
         output = functional.scaled_dot_product_attention(
-            query, cache.key, value, attn_mask=visible, is_causal=plain,
+            query, cache.key, cache.value, attn_mask=visible, is_causal=plain,
             enable_gqa=self.config.groups != self.config.heads,
         )  # fmt: skip
         return output if blind is None else output.masked_fill(blind, 0.0)
@@ -103,3 +108,12 @@ class SoftmaxAttention(Mixer):
             return visible
         hidden = mask[:, None, None, :].expand(-1, 1, queries, -1)
         return hidden if visible is None else hidden & visible
+
+
+def _cache(key: Tensor, value: Tensor, mask: Tensor | None) -> KeyValueCache:
+    """Keys ``(B, G, M, d)`` and values; what is hidden may be NaN, which no weight of zero would remove."""
+    if mask is not None:
+        hidden = ~mask[:, None, :, None]
+        key, value = key.masked_fill(hidden, 0.0), value.masked_fill(hidden, 0.0)
+        mask = mask.clone()  # the caller's own, and one for all layers
+    return KeyValueCache(key, value, mask)

@@ -114,13 +114,13 @@ class ModelState:
     def tensors(self) -> tuple[dict[str, Tensor], str]:
         """All numbers by name, for a safetensors file, and JSON that says what they are.
 
-        What rounding took from decode steps is left out, as :meth:`reassoc.AttentionState.save` does;
-        states of whole segments lose nothing.
+        A snapshot: later steps do not touch it. What rounding took from decode steps is left out, as
+        :meth:`reassoc.AttentionState.save` does; states of whole segments lose nothing.
         """
         found: dict[str, Tensor] = {}
         about = []
         for number, layer in enumerate(self.layers):
-            tensors, origin = layer.memory._pack()
+            tensors, origin = layer.memory.detach()._pack()  # the next step then copies before it writes
             found |= {f"{number}.memory.{name}": tensor.contiguous() for name, tensor in tensors.items()}
             if layer.recent is not None:
                 found[f"{number}.recent"] = layer.recent.detach().contiguous()
@@ -142,6 +142,8 @@ class ModelState:
                 own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
                 memory = _MEMORIES[layer["kind"]]._unpack(own, layer["origin"])
                 layers.append(MixerState(memory, tensors.get(f"{number}.recent")))
-        except (KeyError, TypeError, ValueError) as error:
+            if not layers:
+                raise ValueError("no layers")
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"these tensors are not a model state: {error!r}") from error
         return cls(layers)
