@@ -160,7 +160,8 @@ def test_without_a_compiler_the_wheel_is_complete_and_pure(without, tmp_path):
         archive.extractall(unpacked)
     package = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src/reassoc").rglob("*.py")}
     files = {str(p.relative_to(unpacked)) for p in unpacked.rglob("*") if p.is_file()}
-    assert files >= package | {"reassoc/lab/data/sample.safetensors", "reassoc/py.typed"}
+    data = {f"reassoc/lab/data/{name}" for name in ("king-james.txt.xz", "sample.safetensors", "sample.txt")}
+    assert files >= package | data | {"reassoc/py.typed"}
     assert not [f for f in files if f.endswith((".so", ".cpp", ".pyc"))]
     place, reason = python(
         "import json, sys\n"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ._command import command
 from ._lists import numbers, words
 
 if TYPE_CHECKING:
@@ -107,11 +108,11 @@ def bench(
     `reassoc bench --backends native,torch --peers none --dtype bfloat16 --out bf16`
     """
     from ..lab import InputError
+    from ..lab._progress import progress_bar
     from ..lab.bench import bench as run_bench
     from ..lab.bench import forget_parts, write_tables
     from ..lab.bench.figures import write_figures
     from ..lab.bench.report import write_report
-    from ..lab.fidelity import progress_bar
     from ._show_bench import show
 
     settings = _settings(
@@ -127,10 +128,10 @@ def bench(
         raise InputError(f"--out: {out} exists and is not a folder")
     with progress_bar("bench") as progress:
         results = run_bench(settings, resume=out, progress=progress)
-    command = _command(context)
-    write_tables(results, out, command)
+    repeat = command(context)
+    write_tables(results, out, repeat)
     figures = write_figures(results, out)
-    report = write_report(results, out, command, figures)
+    report = write_report(results, out, repeat, figures)
     forget_parts(out, results)
     show(results)
     typer.echo(f"\nReport: {report}")
@@ -166,20 +167,3 @@ def _settings(
         given["peers"] = () if others == ["none"] else tuple(others)
     threads = torch.get_num_threads() if threads is None else threads
     return Settings(problems=problems, threads=threads, **given, **sizes)
-
-
-def _command(context: typer.Context) -> str:
-    """How to repeat it: the options that are not the default, without this machine's paths."""
-    import shlex
-
-    words = ["reassoc", "bench"]
-    for option in context.command.params:
-        name = option.name or ""
-        value = context.params.get(name)
-        if name == "out" or value is None or value == option.default:
-            continue
-        if name == "causal":
-            words.append("--bidirectional")
-        else:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)

@@ -73,7 +73,8 @@ def fidelity(
     `reassoc fidelity --synthetic --norms 1,2,4 --out norms`
     """
     from .. import lab
-    from ..lab.fidelity import forget_parts, progress_bar
+    from ..lab._progress import progress_bar
+    from ..lab.fidelity import forget_parts
     from ..lab.figures import write_figures
     from ..lab.report import write_report
     from ..lab.timing import measure_times, write_times

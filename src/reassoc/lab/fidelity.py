@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 from ._errors import InputError
 from ._machine import machine, versions
 from ._parts import Parts
+from ._progress import Progress
 from ._sites import Site
 from .activations import Activations
 from .candidates import Candidate, candidates
@@ -29,7 +28,6 @@ YARDSTICK = Candidate("favor+", 4096)
 DEFAULT_TARGET = 0.1
 
 Row = dict[str, Any]
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -185,26 +183,3 @@ def _finished(stored: Any) -> Measured | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     return None
-
-
-@contextlib.contextmanager
-def progress_bar(label: str) -> Iterator[Progress | None]:
-    """A progress bar on standard error, if that is a terminal; otherwise nothing."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def update(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
-
-        yield update

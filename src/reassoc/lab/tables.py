@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,22 @@ def write_csv(path: Path, rows: list[Row]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(rows[0] if rows else [])
         writer.writerows([[_cell(value) for value in row.values()] for row in rows])
+
+
+def write_json(path: Path, value: Any) -> None:
+    """As strict JSON: NaN and infinities, which it does not have, become text."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(_plain(value), indent=1, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def _cell(value: Any) -> Any:

@@ -14,8 +14,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .. import linear_attention
 from ..feature_maps import LandmarkFeatures, RandomFeatures
+from ._progress import Progress
 from .candidates import Candidate
-from .fidelity import Progress, Results
+from .fidelity import Results
 from .tables import write_csv
 
 LENGTH = 2048

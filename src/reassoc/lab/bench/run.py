@@ -11,8 +11,8 @@ import torch
 
 from .._machine import machine, processor, versions
 from .._parts import Parts
+from .._progress import Progress
 from .._series import quartiles
-from ..fidelity import Progress
 from .ceilings import counted, measure_ceilings, moved, shares
 from .clock import time_rounds
 from .contenders import Contender, Ready, UnsupportedError, ours, plain, softmax

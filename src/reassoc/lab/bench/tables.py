@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from ..._files import atomic_write
-from ..tables import write_csv
+from ..tables import write_csv, write_json
 from .run import Results
 
 
@@ -23,16 +21,4 @@ def write_tables(results: Results, folder: Path, command: str) -> None:
     whole: dict[str, Any] = {"command": command, **results.manifest["key"]}
     whole |= {k: v for k, v in results.manifest.items() if k != "key"}
     whole |= {"ratios": results.ratios, "crossovers": results.crossovers, "rows": results.rows}
-    with atomic_write(folder / "bench.json") as path:
-        path.write_text(json.dumps(_plain(whole), indent=1, allow_nan=False) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become text."""
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, float) and not -float("inf") < value < float("inf"):
-        return str(value)
-    return value
+    write_json(folder / "bench.json", whole)
