@@ -2,7 +2,7 @@
 
 from .block import Block, FeedForward, attention
 from .cache import KeyValueCache
-from .config import AttentionConfig
+from .config import AttentionConfig, ModelConfig
 from .convolution import ShortConvolution
 from .encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from .gates import Gates
@@ -28,6 +28,7 @@ __all__ = [
     "LinearAttention",
     "Mixer",
     "MixerState",
+    "ModelConfig",
     "ModelState",
     "RedrawSchedule",
     "Rotary",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from .._normalize import NORMALIZATIONS, POLICIES
 
@@ -121,7 +121,7 @@ class AttentionConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return plain(self) | {"map_options": dict(self.map_options)}
+        return _plain(self) | {"map_options": dict(self.map_options)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AttentionConfig:
@@ -130,15 +130,67 @@ class AttentionConfig:
         Raises:
             ValueError: unknown or impossible fields.
         """
-        return cls(**known(cls, values))
+        return cls(**_known(cls, values))
 
 
-def plain(config: Any) -> dict[str, Any]:
-    """The fields of a config by name, as they are."""
+_Config = TypeVar("_Config", bound="ModelConfig")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What all models have, beside their vocabularies.
+
+    Attributes:
+        width: size of a token. layers: number of blocks (of an encoder and of a decoder each).
+        hidden: of the feed-forward networks; default ``4 * width``.
+        learned_positions: number of positions with an embedding of their own; 0: none. A sequence,
+            carried context included, cannot be longer.
+        dropout: of what each part of a block adds.
+        attention: of every layer.
+
+    Raises:
+        ValueError: sizes that cannot be.
+    """
+
+    width: int = 128
+    layers: int = 4
+    hidden: int | None = None
+    learned_positions: int = 0
+    dropout: float = 0.0
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self) if f.name not in ("dropout", "attention")):
+            least = 0 if name == "learned_positions" else 1
+            check_count(name, getattr(self, name), optional=name == "hidden", least=least)
+        check_number("dropout", self.dropout, least=0.0, below=1.0)
+        self.attention.sizes(self.width)
+
+    @property
+    def hidden_size(self) -> int:
+        """``hidden`` with its default filled in."""
+        return 4 * self.width if self.hidden is None else self.hidden
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return _plain(self) | {"attention": self.attention.to_dict()}
+
+    @classmethod
+    def from_dict(cls: type[_Config], values: Mapping[str, Any]) -> _Config:
+        """What :meth:`to_dict` gave.
+
+        Raises:
+            ValueError: unknown, missing or impossible fields.
+        """
+        given = _known(cls, values)
+        return cls(**given | {"attention": AttentionConfig.from_dict(given.get("attention", {}))})
+
+
+def _plain(config: Any) -> dict[str, Any]:
     return {f.name: getattr(config, f.name) for f in fields(config)}
 
 
-def known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values, exactly what a config class takes; ``ValueError`` names what is too much or missing."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{kind.__name__} is made from names and values, got {values!r}")

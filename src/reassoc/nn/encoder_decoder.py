@@ -2,66 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .block import Block, attention, initialize
-from .config import AttentionConfig, check_count, check_number, known, plain
+from .config import ModelConfig, check_count
 from .state import MixerState
 
 
 @dataclass(frozen=True)
-class EncoderDecoderConfig:
+class EncoderDecoderConfig(ModelConfig):
     """Everything that decides the shape of an :class:`EncoderDecoder`.
 
+    The rule and convolution of its attention hold for the decoder's self-attention; a whole source has no
+    order to forget or overwrite by, so encoder and cross-attention sum.
+
     Attributes:
-        source_vocabulary, target_vocabulary: numbers of token ids. width: size of a token.
-        layers: blocks of the encoder, and of the decoder.
-        hidden: of the feed-forward networks; default ``4 * width``.
-        learned_positions: positions with an embedding of their own, on both sides; 0: none.
-        dropout: of what each part of a block adds.
-        attention: of every layer. Its rule and convolution hold for the decoder's self-attention; a
-            whole source has no order to forget or overwrite by, so encoder and cross-attention sum.
+        source_vocabulary, target_vocabulary: numbers of token ids. The others: see :class:`ModelConfig`.
 
     Raises:
-        ValueError: sizes that cannot be.
+        ValueError: sizes that cannot be, or positions that an encoder cannot have.
     """
 
     source_vocabulary: int
     target_vocabulary: int
-    width: int = 128
-    layers: int = 2
-    hidden: int | None = None
-    learned_positions: int = 0
-    dropout: float = 0.0
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    layers: int = field(default=2, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("source_vocabulary", "target_vocabulary", "width", "layers", "hidden"):
-            check_count(name, getattr(self, name), optional=name == "hidden")
-        check_count("learned_positions", self.learned_positions, least=0)
-        check_number("dropout", self.dropout, least=0.0, below=1.0)
+        super().__post_init__()
         if self.attention.position == "rotary-after":
             raise ValueError("rotary-after needs causal attention, which an encoder has not: use rotary")
-        self.attention.sizes(self.width)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return plain(self) | {"attention": self.attention.to_dict()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> EncoderDecoderConfig:
-        """What :meth:`to_dict` gave.
-
-        Raises:
-            ValueError: unknown or impossible fields.
-        """
-        given = known(cls, values)
-        return cls(**given | {"attention": AttentionConfig.from_dict(given.get("attention", {}))})
 
 
 class EncoderDecoder(nn.Module):
@@ -77,7 +49,7 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.config = config
         width, dropout = config.width, config.dropout
-        hidden = 4 * width if config.hidden is None else config.hidden
+        hidden = config.hidden_size
         whole = replace(config.attention, convolution=0, window=None)
         if config.attention.rule != "sum":
             # What the rule was normalized by need not suit a sum.

@@ -2,64 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from .._checks import check_mask
 from .block import Block, initialize
-from .config import AttentionConfig, check_count, check_number, known, plain
+from .config import ModelConfig, check_count, check_number
 from .mixer import positions
 from .state import ModelState
 
 
 @dataclass(frozen=True)
-class LanguageModelConfig:
+class LanguageModelConfig(ModelConfig):
     """Everything that decides the shape of a :class:`LanguageModel`.
 
     Attributes:
-        vocabulary: number of token ids. width: size of a token. layers: number of blocks.
-        hidden: of the feed-forward networks; default ``4 * width``.
-        learned_positions: number of positions with an embedding of their own; 0: none. A sequence,
-            carried context included, cannot be longer.
-        dropout: of what each half of a block adds.
-        attention: of every layer.
-
-    Raises:
-        ValueError: sizes that cannot be.
+        vocabulary: number of token ids. The others: see :class:`ModelConfig`.
     """
 
     vocabulary: int
-    width: int = 128
-    layers: int = 4
-    hidden: int | None = None
-    learned_positions: int = 0
-    dropout: float = 0.0
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("vocabulary", "width", "layers", "hidden"):
-            check_count(name, getattr(self, name), optional=name == "hidden")
-        check_count("learned_positions", self.learned_positions, least=0)
-        check_number("dropout", self.dropout, least=0.0, below=1.0)
-        self.attention.sizes(self.width)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return plain(self) | {"attention": self.attention.to_dict()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> LanguageModelConfig:
-        """What :meth:`to_dict` gave.
-
-        Raises:
-            ValueError: unknown or impossible fields.
-        """
-        given = known(cls, values)
-        return cls(**given | {"attention": AttentionConfig.from_dict(given.get("attention", {}))})
 
 
 class LanguageModel(nn.Module):
@@ -87,10 +52,9 @@ class LanguageModel(nn.Module):
         self.positions = (
             nn.Embedding(config.learned_positions, config.width) if config.learned_positions else None
         )
-        hidden = 4 * config.width if config.hidden is None else config.hidden
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            Block(config.width, hidden, config.attention, layer=layer, dropout=config.dropout)
+            Block(config.width, config.hidden_size, config.attention, layer=layer, dropout=config.dropout)
             for layer in range(config.layers)
         )
         self.norm = nn.LayerNorm(config.width)

@@ -15,6 +15,7 @@ from ..feature_maps import FeatureMap, RandomFeatures, make
 from ..rules import Rule
 from .config import AttentionConfig
 from .gates import Gates
+from .heads import Heads
 from .mixer import Mixer
 from .rotary import Rotary
 from .rotated import RotatedState, rotated_attention
@@ -77,48 +78,36 @@ class LinearAttention(Mixer):
 
     def _attend(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        source: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
+        heads: Heads,
         key_mask: Tensor | None,
         memory: Memory | None,
         keep: bool,
     ) -> tuple[Tensor, Memory | None]:
-        rule = self.gates(source)
+        rule = self.gates(heads.source)
         if self.config.position == "rotary-after":
-            assert angles is not None and isinstance(memory, RotatedState | None)
+            assert isinstance(memory, RotatedState | None)
             return rotated_attention(
-                query, key, value, self.feature_map, rule, self.config, angles, key_mask=key_mask,
-                state=memory, return_state=keep, stepping=False,
+                heads, self.feature_map, rule, self.config, key_mask=key_mask, state=memory,
+                return_state=keep, stepping=False,
             )  # fmt: skip
         found = linear_attention(  # type: ignore[call-overload]
-            query, key, value, self.feature_map, causal=self.causal, key_mask=key_mask, state=memory,
+            *heads[:3], self.feature_map, causal=self.causal, key_mask=key_mask, state=memory,
             return_state=keep, **self._options(rule),
         )  # fmt: skip
         return found if keep else (found, None)
 
-    def _step(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        source: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
-        memory: Memory,
-    ) -> tuple[Tensor, Memory]:
-        rule = self.gates(source)
+    def _step(self, heads: Heads, memory: Memory) -> tuple[Tensor, Memory]:
+        rule = self.gates(heads.source)
         if self.config.position == "rotary-after":
-            assert angles is not None and isinstance(memory, RotatedState)
+            assert isinstance(memory, RotatedState)
             output, stepped = rotated_attention(
-                query, key, value, self.feature_map, rule, self.config, angles, key_mask=None, state=memory,
-                return_state=False, stepping=True,
+                heads, self.feature_map, rule, self.config, key_mask=None, state=memory, return_state=False,
+                stepping=True,
             )  # fmt: skip
             assert stepped is not None
             return output, stepped
         assert isinstance(memory, AttentionState)
-        return step(query, key, value, self.feature_map, memory, **self._options(rule)), memory
+        return step(*heads[:3], self.feature_map, memory, **self._options(rule)), memory
 
     def remember(self, context: Tensor, key_mask: Tensor | None = None) -> AttentionState:
         """The state of a context ``(B, M, width)``, for :meth:`look_up`; ``key_mask`` bool ``(B, M)``."""

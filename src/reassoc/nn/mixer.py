@@ -11,6 +11,7 @@ from torch.nn import functional
 from .._checks import check_mask, check_tensor
 from .config import AttentionConfig
 from .convolution import ShortConvolution
+from .heads import HeadNorm, Heads
 from .rotary import Rotary, rotate
 from .state import Memory, MixerState
 
@@ -49,11 +50,7 @@ class Mixer(nn.Module):
 
     def _attend(
         self,
-        query: Tensor,  # (B, H, N, d)
-        key: Tensor,  # (B, G, M, d)
-        value: Tensor,  # (B, G, M, e)
-        source: Tensor,  # (B, M, width): what keys and values were made from
-        angles: tuple[Tensor, Tensor] | None,
+        heads: Heads,
         key_mask: Tensor | None,
         memory: Memory | None,
         keep: bool,
@@ -61,15 +58,7 @@ class Mixer(nn.Module):
         """``(B, H, N, e)``, and with ``keep`` what is remembered afterwards."""
         raise NotImplementedError
 
-    def _step(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        source: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
-        memory: Memory,
-    ) -> tuple[Tensor, Memory]:
+    def _step(self, heads: Heads, memory: Memory) -> tuple[Tensor, Memory]:
         """One token, ``(B, H, 1, e)``."""
         raise NotImplementedError
 
@@ -127,19 +116,13 @@ class Mixer(nn.Module):
         check_mask("key_mask", key_mask, (source.shape[0], source.shape[1]), x.device)
         if state is not None:
             self._check_state(state, x.shape[0])
-        query, keys = self.query(x), self.key_value(source)
-        recent = None
-        if self.convolution is not None:
-            before = None if state is None else state.recent
-            mixed, recent = self.convolution(torch.cat([query, keys], dim=-1), key_mask, before)
-            query, keys = mixed.split([query.shape[-1], keys.shape[-1]], dim=-1)
+        memory = None if state is None else state.memory
         angles = None
         if self.rotary is not None:
-            start = None if state is None else state.memory.length
+            start = None if memory is None else memory.length
             angles = self.rotary(positions(x, key_mask, start))
-        memory = None if state is None else state.memory
-        heads = (self._queries(query, angles), *self._keys_values(keys, angles))
-        mixed, after = self._attend(*heads, source, angles, key_mask, memory, return_state)
+        heads, recent = self._heads(x, source, angles, key_mask, None if state is None else state.recent)
+        mixed, after = self._attend(heads, key_mask, memory, return_state)
         output = self._merge(mixed, x)
         if not return_state:
             return output
@@ -150,17 +133,11 @@ class Mixer(nn.Module):
         """One token ``(B, 1, width)``: what the causal call gives at this position; ``state`` is advanced."""
         self._check("x", x, ("B", 1))
         self._check_state(state, x.shape[0])
-        query, keys = self.query(x), self.key_value(x)
-        if self.convolution is not None:
-            mixed, recent = self.convolution(torch.cat([query, keys], dim=-1), None, state.recent)
-            query, keys = mixed.split([query.shape[-1], keys.shape[-1]], dim=-1)
         angles = None if self.rotary is None else self.rotary(state.memory.length[:, None])
-        heads = (self._queries(query, angles), *self._keys_values(keys, angles))
-        mixed, memory = self._step(*heads, x, angles, state.memory)
+        heads, recent = self._heads(x, x, angles, None, state.recent)
+        mixed, memory = self._step(heads, state.memory)
         output = self._merge(mixed, x)
-        state.memory = memory  # only now: an error above leaves the state as it was
-        if self.convolution is not None:
-            state.recent = recent
+        state.memory, state.recent = memory, recent  # only now: an error above leaves the state as it was
         return output
 
     def look_up(self, x: Tensor, memory: Memory) -> Tensor:
@@ -198,6 +175,22 @@ class Mixer(nn.Module):
                 "are not those of x"
             )
 
+    def _heads(
+        self,
+        x: Tensor,
+        source: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        key_mask: Tensor | None,
+        recent: Tensor | None,
+    ) -> tuple[Heads, Tensor | None]:
+        """Queries of x, keys and values of the source; and what a convolution will need of them next."""
+        query, keys = self.query(x), self.key_value(source)
+        if self.convolution is not None:
+            mixed, recent = self.convolution(torch.cat([query, keys], dim=-1), key_mask, recent)
+            query, keys = mixed.split([query.shape[-1], keys.shape[-1]], dim=-1)
+        key, value = self._keys_values(keys, angles)
+        return Heads(self._queries(query, angles), key, value, source, angles), recent
+
     def _queries(self, query: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
         """``(B, N, H d) -> (B, H, N, d)``."""
         query = self.query_norm(query.unflatten(-1, (self.config.heads, -1)).transpose(1, 2))
@@ -223,17 +216,6 @@ class Mixer(nn.Module):
     def extra_repr(self) -> str:
         """Shown by ``print``."""
         return f"causal={self.causal}, heads={self.config.heads}, key_heads={self.config.groups}"
-
-
-class HeadNorm(nn.RMSNorm):
-    """Normalization of a head by its root mean square, in the dtype of its weights; dtype kept.
-
-    Under autocast a head is in half precision, and torch would warn that it mixes dtypes.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``(B, H, N, size)``, every vector by itself."""
-        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
 def positions(x: Tensor, key_mask: Tensor | None, start: Tensor | None) -> Tensor:

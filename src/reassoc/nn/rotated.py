@@ -28,6 +28,7 @@ from .._summary import Origin
 from ..feature_maps import FeatureMap
 from ..rules import Decay, Rule, Sum
 from .config import AttentionConfig
+from .heads import Heads
 from .rotary import rotate
 
 
@@ -89,13 +90,10 @@ class RotatedState:
 
 
 def rotated_attention(
-    query: Tensor,  # (B, H, N, d)
-    key: Tensor,  # (B, G, N, d)
-    value: Tensor,  # (B, G, N, e)
+    heads: Heads,  # angles for vectors of size r
     phi: FeatureMap,
     rule: Rule,
     config: AttentionConfig,
-    angles: tuple[Tensor, Tensor],  # of Rotary, for vectors of size r
     *,
     key_mask: Tensor | None,
     state: RotatedState | None,
@@ -107,14 +105,16 @@ def rotated_attention(
     Returns:
         ``(B, H, N, e)`` and the state, if asked for or stepped.
     """
-    groups, normalize, dtype = key.shape[1], config.normalization, query.dtype
+    angles = heads.angles
+    assert angles is not None
+    groups, normalize, dtype = heads.key.shape[1], config.normalization, heads.query.dtype
     origin = Origin(phi.fingerprint, rule.name, normalize, config.window)
     if state is not None:
         state.origin.require(origin, "state")
         if stepping and config.undefined == "raise":
             state = state.clone()  # a row that is refused leaves the state as it was
     # As in the operator: features in float32 at least, autocast or not.
-    query, key, value = (t.to(state_dtype(dtype)) for t in (query, key, value))
+    query, key, value = (t.to(state_dtype(dtype)) for t in heads[:3])
     grouped = query.unflatten(1, (groups, -1)).flatten(2, 3)  # heads of the map are those of the keys
     with torch.autocast(query.device.type, enabled=False):
         queries, keys = phi.query(grouped), phi.key(key)

@@ -9,6 +9,7 @@ from torch.nn import functional
 from .._checks import check_mask
 from .cache import KeyValueCache
 from .config import AttentionConfig
+from .heads import Heads
 from .mixer import Mixer
 from .rotary import Rotary
 from .state import Memory
@@ -39,33 +40,21 @@ class SoftmaxAttention(Mixer):
 
     def _attend(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        source: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
+        heads: Heads,
         key_mask: Tensor | None,
         memory: Memory | None,
         keep: bool,
     ) -> tuple[Tensor, Memory | None]:
         assert isinstance(memory, KeyValueCache | None)
-        cache = _cache(key, value, key_mask)
+        cache = _cache(heads.key, heads.value, key_mask)
         if memory is not None:
             cache = memory.append(cache.key, cache.value, key_mask)
-        return self._over(query, cache), cache if keep else None
+        return self._over(heads.query, cache), cache if keep else None
 
-    def _step(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        source: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
-        memory: Memory,
-    ) -> tuple[Tensor, Memory]:
+    def _step(self, heads: Heads, memory: Memory) -> tuple[Tensor, Memory]:
         assert isinstance(memory, KeyValueCache)
-        cache = memory.append(key, value, None)
-        return self._over(query, cache), cache
+        cache = memory.append(heads.key, heads.value, None)
+        return self._over(heads.query, cache), cache
 
     def remember(self, context: Tensor, key_mask: Tensor | None = None) -> KeyValueCache:
         """Keys and values of a context ``(B, M, width)``, for :meth:`look_up`."""

@@ -76,8 +76,7 @@ def _check_size(config: LanguageModelConfig, tensors: dict[str, Tensor]) -> None
     """Before anything is built: a file cannot ask for a model larger than what it holds."""
     c = config.attention
     dim, columns = c.sizes(config.width)
-    hidden = 4 * config.width if config.hidden is None else config.hidden
-    per_layer = config.width * (hidden + c.heads * (dim + columns))
+    per_layer = config.width * (config.hidden_size + c.heads * (dim + columns))
     per_layer += dim * int(c.map_options.get("num_features", 0))
     least = config.width * (config.vocabulary + config.learned_positions) + config.layers * per_layer
     held = sum(math.prod(t.shape) for t in tensors.values())
