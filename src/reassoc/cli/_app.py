@@ -9,16 +9,21 @@ from typer.main import get_command
 
 from . import FAILED
 from ._bench import bench
+from ._capacity import capacity
 from ._capture import capture
 from ._doctor import doctor
 from ._fidelity import fidelity
+from ._lm import lm
+from ._recall import recall
+from ._seq2seq import seq2seq
 
 INTERRUPTED = "interrupted; nothing half-written is left, and the same command continues a sweep"
-OUT_OF_MEMORY = "out of memory: use fewer tokens, sites or features"
+OUT_OF_MEMORY = "out of memory: use fewer or shorter sequences, or fewer features"
+SUMMARY = "Kernel (linear) attention that can be trusted: how close to softmax, how fast, how capacious."
 
 app = typer.Typer(
     name="reassoc",
-    help="Kernel (linear) attention that can be trusted: measure how far a kernel is from softmax.",
+    help=SUMMARY,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -26,6 +31,10 @@ app = typer.Typer(
 app.command()(fidelity)
 app.command()(capture)
 app.command()(bench)
+app.command()(capacity)
+app.command()(recall)
+app.command()(lm)
+app.command()(seq2seq)
 app.command()(doctor)
 
 
@@ -42,7 +51,7 @@ def backends() -> None:
 def version(
     show: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True),
 ) -> None:
-    """Kernel (linear) attention that can be trusted: measure how far a kernel is from softmax."""
+    # What --help says of the whole is the text given above.
     if show:
         import reassoc
 

@@ -132,5 +132,5 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         if about := study.manifest.get(key):
             found.append((key.capitalize(), ", ".join(f"{name} {value}" for name, value in about.items())))
     tables = ", ".join(f"{name}.csv" for name in (study.name, *study.more))
-    files = f"{tables}, {study.name}.json (how, answer and numbers) and figures/ with every figure as PNG and SVG."
+    files = f"{tables}, {study.name}.json (how, answer and numbers), figures/ (every figure as PNG and SVG)."
     return [*found, ("Files beside this one", files)]

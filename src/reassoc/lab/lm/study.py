@@ -16,6 +16,8 @@ from .rows import LAST, curves, difference, run_row, written
 from .run import JUDGED, WAYS, Results
 from .words import DEFINITIONS, LIMITS
 
+_TOLD = 6  # pairs with the first recipe that are told in words; more are left to the table
+
 
 def study(results: Results) -> Study:
     """The study of a comparison; tokens a second stand apart, because no run repeats them."""
@@ -84,7 +86,8 @@ def answer(results: Results, pairs: Sequence[Contrast], single: Sequence[Contras
                 f"{results.manifest['settings']['steps']:,}."
             )
     sentences += [_sentence(pair) for pair in single if pair.changes]
-    sentences += [f"{pair.other} against {pair.base}: {_words(pair)}." for pair in pairs if pair.changes]
+    if len(pairs) <= _TOLD:
+        sentences += [f"{pair.other} against {pair.base}: {_words(pair)}." for pair in pairs if pair.changes]
     return sentences
 
 
