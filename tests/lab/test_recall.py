@@ -153,11 +153,23 @@ def test_the_answer_compares_what_there_is_to_compare():
         "Of linear attention elu+1:delta:conv=2 recalls most: 90% of the answers at 8:2"
     )
     assert any(
-        "A short convolution matters for elu+1: 60% with 2 tokens of it, 30% without" in s for s in said
+        "A short convolution matters for elu+1: 60% with one over 2 tokens, 30% without" in s for s in said
     )
-    assert any("The delta rule beats the sum for elu+1: 90% against 60% at head size 8" in s for s in said)
+    assert any(
+        "The delta rule against the sum for elu+1: 90% against 60% at head size 8 (better)" in s for s in said
+    )
     assert any("softmax:conv=2" in s and "100%" in s for s in said)
     assert any(s.startswith("At 12:3") and "elu+1:conv=2 30%" in s for s in said)
+
+
+@pytest.mark.parametrize(
+    ("deltas", "word"), [((0.6, 0.9), "better"), ((0.1, 0.15), "worse"), ((0.4, 0.9), "within the spread")]
+)
+def test_a_difference_counts_when_it_is_larger_than_the_spread_over_seeds(deltas, word):
+    results = recall(replace(TINY, recipes=("elu+1", "elu+1:delta"), seeds=(0, 1)))
+    for row in results.rows:
+        row["accuracy"] = (deltas if "delta" in row["recipe"] else (0.2, 0.5))[row["seed"]]
+    assert any(f"against 35% at head size 8 ({word})" in sentence for sentence in study(results).answer)
 
 
 def test_a_diverged_run_is_a_result_and_told(monkeypatch):

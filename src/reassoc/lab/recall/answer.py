@@ -105,10 +105,11 @@ def _convolutions(chosen: list[Row], focus: Size) -> list[str]:
         plain = ":".join(part for part in parts if not part.startswith("conv="))
         if plain != text and plain in texts:
             without, with_it = (_best(of_size(chosen, focus, name))[0] for name in (plain, text))
-            word = _compared(with_it, without, "matters", "makes no difference", "hurts")
+            word = "matters" if with_it > without + _WITHIN else "does not help"
+            tokens = next(part for part in parts if part.startswith("conv=")).removeprefix("conv=")
             sentences.append(
-                f"A short convolution {word} for {plain}: {with_it:.0%} with {text.split('conv=')[1][:1]} "
-                f"tokens of it, {without:.0%} without."
+                f"A short convolution {word} for {plain}: {with_it:.0%} with one over {tokens} tokens, "
+                f"{without:.0%} without."
             )
     return sentences
 
@@ -122,16 +123,17 @@ def _deltas(chosen: list[Row], focus: Size) -> list[str]:
         plain = ":".join(part for part in parts if part != "delta")
         if plain != text and plain in texts:
             sums, deltas = (by(of_size(chosen, focus, name), "head_dim") for name in (plain, text))
-            pairs = [(dim, mean(deltas[dim]), mean(sums[dim])) for dim in sorted(sums) if dim in deltas]
-            won = sum(delta > total + _WITHIN for _, delta, total in pairs)
-            lost = sum(total > delta + _WITHIN for _, delta, total in pairs)
             figures = ", ".join(
-                f"{delta:.0%} against {total:.0%} at head size {dim}" for dim, delta, total in pairs
+                f"{mean(deltas[dim]):.0%} against {mean(sums[dim]):.0%} at head size {dim} "
+                f"({_compared_seeds(deltas[dim], sums[dim])})"
+                for dim in sorted(sums.keys() & deltas.keys())
             )
-            word = _compared(won, lost, "beats", "is level with", "loses to", 0)
-            sentences.append(f"The delta rule {word} the sum for {parts[0]}: {figures}.")
+            sentences.append(f"The delta rule against the sum for {parts[0]}: {figures}.")
     return sentences
 
 
-def _compared(a: float, b: float, more: str, level: str, less: str, within: float = _WITHIN) -> str:
-    return more if a > b + within else less if b > a + within else level
+def _compared_seeds(mine: list[float], others: list[float]) -> str:
+    """Better or worse only where every seed of one lies beyond every seed of the other."""
+    if min(mine) > max(others) + _WITHIN:
+        return "better"
+    return "worse" if max(mine) < min(others) - _WITHIN else "within the spread"
