@@ -114,8 +114,9 @@ def test_padding_changes_no_loss_and_no_translation():
     both = run_module.batch_loss(model, [short, long]).item()
     # Mean over 2 + 7 bytes, stops included. float32 sums in another order: 1e-5 is design.md's budget.
     assert both == pytest.approx((2 * alone + 7 * other) / 9, rel=1e-5)
-    for parameter in model.parameters():  # so large that what it writes depends on what it reads
-        torch.nn.init.normal_(parameter, std=0.4)
+    torch.manual_seed(1)
+    for parameter in model.parameters():  # so that what it writes depends on what it reads
+        torch.nn.init.normal_(parameter, std=0.1)
     together = translate(model, [short[0], long[0]], 20)
     assert together[0] != together[1]
     assert together == translate(model, [short[0]], 20) + translate(model, [long[0]], 20)

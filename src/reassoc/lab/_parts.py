@@ -37,6 +37,8 @@ class Parts:
     def put(self, name: str, value: Any) -> None:
         """Keep something that JSON can hold."""
         if self._folder is not None:
+            # Again: another run of the same settings may have ended here, and removed it.
+            self._folder.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._folder / f"{name}.json") as path:
                 path.write_text(json.dumps(value))
 

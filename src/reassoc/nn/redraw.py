@@ -11,7 +11,10 @@ from .config import check_count
 
 
 class RedrawSchedule:
-    """Redraws every random map of a model after every so many steps.
+    """Redraws every random map of a model every so many training steps.
+
+    ``step()`` comes first in each training step: the draw then changes where training goes on, and a model is
+    judged, saved and used with the features that it was trained with.
 
     What is drawn depends on each map's (seed, draw count) only, so all ranks of a distributed run agree
     without talking, and a checkpoint of the model (the counts are in its ``state_dict``) and of this
@@ -35,16 +38,16 @@ class RedrawSchedule:
             raise ValueError("the model has no random feature maps: nothing to redraw")
 
     def step(self) -> bool:
-        """Count a training step; ``True`` if the maps were just redrawn."""
-        self.steps += 1
-        due = self.steps % self.every == 0
+        """Begin a training step; ``True`` if the maps were just redrawn: before step every + 1, and so on."""
+        due = self.steps > 0 and self.steps % self.every == 0
         if due:
             for phi in self._maps:
                 phi.redraw_()
+        self.steps += 1
         return due
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps counted so far; the draws themselves are in the model's ``state_dict``."""
+        """Steps begun so far; the draws themselves are in the model's ``state_dict``."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -22,7 +22,8 @@ class Contrast:
     """``other`` against ``base``.
 
     Attributes:
-        choice: what differs, ``"recipe"`` for more than one thing. base, other: names of recipes.
+        choice: what differs, ``"recipe"`` for more than one thing. ``"context"`` is judged carried in both.
+            base, other: names of recipes.
         was, now: the choice in each. changes: relative change of test perplexity of each seed that both
             have; below 0 ``other`` is better. apart: every seed of one beats every seed of the other;
             ``None`` with fewer than two seeds each.
@@ -42,9 +43,14 @@ class Contrast:
         return median(self.changes) if self.changes else math.nan
 
 
-def scores(results: Results, name: str) -> dict[int, float]:
-    """Nats per token on the test text of each seed, judged as the recipe was trained; without NaN."""
-    way = "carried" if next(r for r in results.recipes if r.name == name).carried else "truncated"
+def scores(results: Results, name: str, way: str | None = None) -> dict[int, float]:
+    """Nats per token on the test text of each seed, without NaN.
+
+    Args:
+        way: of judging, ``"truncated"`` or ``"carried"``; default as the recipe was trained.
+    """
+    if way is None:
+        way = "carried" if next(r for r in results.recipes if r.name == name).carried else "truncated"
     runs = [run for run in results.runs if run["recipe"] == name]
     found = {run["seed"]: run["nats"]["test"][way] for run in runs}
     return {seed: value for seed, value in found.items() if value == value}
@@ -107,7 +113,9 @@ def _as_published(recipe: Recipe) -> bool:
 
 
 def _contrast(results: Results, choice: str, base: str, other: str, was: str, now: str) -> Contrast:
-    first, second = scores(results, base), scores(results, other)
+    # Context carried in training shows only where both have it: judged with more context, most gain anyway.
+    way = "carried" if choice == "context" else None
+    first, second = scores(results, base, way), scores(results, other, way)
     changes = [math.expm1(second[seed] - first[seed]) for seed in first if seed in second]
     apart = None
     if min(len(first), len(second)) > 1:

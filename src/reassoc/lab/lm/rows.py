@@ -18,7 +18,7 @@ def written(results: Results) -> list[Row]:
     return [
         {"recipe": run["recipe"], "prompt": run["sample"][0], "continuation": run["sample"][1]}
         for run in results.runs
-        if run["sample"] is not None
+        if run["sample"] is not None and run["seed"] == results.manifest["seeds"][0]
     ]
 
 

@@ -110,7 +110,7 @@ def _compare(
         run = parts.get(part)
         if run is None:
             report = _Report(progress, number * settings.steps, len(todo) * settings.steps, recipe.name, seed)
-            run = _run(recipe, text, settings, seed, seed == seeds[0], folder, every, ranks, report)
+            run = _run(recipe, text, settings, seed, folder, every, ranks, report)
             if ranks.first:
                 parts.put(part, run)
                 (folder / "checkpoints" / file_name(recipe.name, seed)).unlink(missing_ok=True)
@@ -150,7 +150,6 @@ def _run(
     text: Text,
     settings: Settings,
     seed: int,
-    shown: bool,
     folder: Path,
     every: int,
     ranks: Ranks,
@@ -188,7 +187,7 @@ def _run(
             split, before = getattr(text, name), text.before(name)
             value = nats(model, split, settings.segment, way == "carried", before) if known else math.nan
             run["nats"][name][way] = value if possible else None
-    if shown and curve.diverged is None:
+    if curve.diverged is None:
         run["sample"] = sample(model, text, settings.segment, seed)
     about: dict[str, Any] = {k: v for k, v in key.items() if k != "model"}
     about |= {"diverged": curve.diverged, "losses": curve.losses}

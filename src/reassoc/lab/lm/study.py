@@ -94,6 +94,8 @@ def answer(results: Results, pairs: Sequence[Contrast], single: Sequence[Contras
 def _sentence(pair: Contrast) -> str:
     kinds = {"position": "Positions", "redraw": "Random features"}
     what = f"{kinds.get(pair.choice, pair.choice.capitalize())} {pair.now} instead of {pair.was}"
+    if pair.choice == "context":
+        what += " in training, both judged carried"
     return f"{what} ({pair.other} against {pair.base}): {_words(pair)}."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class Trainer:
         torch.manual_seed(seed)
         self.model = settings.model(recipe, text.vocabulary, seed)
         if ranks.rank:  # weights are those of every process, dropout is not
-            torch.manual_seed(seed + (ranks.rank << 32))
+            torch.manual_seed(_mixed(seed, ranks.rank))
         self.redraws = None if recipe.redraw is None else RedrawSchedule(self.model, recipe.redraw)
         self.optimizer = optimizer(self.model, settings.rate, settings.weight_decay)
         self._parallel: nn.Module = ranks.wrapped(self.model)
@@ -77,6 +78,9 @@ class Trainer:
         start = time.perf_counter()
         number = self.step_number
         inputs, targets, fresh = self.streams.at(number)
+        if self.redraws is not None and self.redraws.step():
+            self.states = None  # made with the features before: another kernel
+            self.ranks.check_same(self.model)
         if self.recipe.carried:
             before = None if fresh or self.states is None else self.states.detach()
             logits, self.states = self._parallel(inputs, states=before, return_states=True)
@@ -90,9 +94,6 @@ class Trainer:
             norm = update(self.model, self.optimizer, loss, lr=rate, clip=self.settings.clip)
         if not math.isfinite(norm):
             self.curve.diverged = number
-        elif self.redraws is not None and self.redraws.step():
-            self.states = None  # made with the features before: another kernel
-            self.ranks.check_same(self.model)
         self.curve.losses.append(value)
         self.curve.norms.append(norm)
         self.curve.seconds.append(time.perf_counter() - start)
@@ -123,7 +124,8 @@ class Trainer:
             KeyError, TypeError, ValueError, RuntimeError: it is not that of this recipe and these settings.
         """
         self.model.load_state_dict(_under("model.", tensors))
-        self._load_moments(_under("optimizer.", tensors))
+        if about["step"] != 1 or about["diverged"] is None:  # a first step that failed made no moments
+            self._load_moments(_under("optimizer.", tensors))
         curve = {name: tensors[f"curve.{name}"].tolist() for name in ("losses", "norms", "seconds")}
         self.curve = Curve(**curve, diverged=about["diverged"])
         if not (len({len(column) for column in curve.values()}) == 1 and about["step"] == self.step_number):
@@ -147,6 +149,11 @@ class Trainer:
                 if tensor.shape != (torch.Size() if source == "step" else parameter.shape):
                     raise ValueError(f"moments of {name} have shape {tuple(tensor.shape)}")
                 self.optimizer.state[parameter][source] = tensor.clone()
+
+
+def _mixed(seed: int, rank: int) -> int:
+    """A seed for each process: torch looks at 32 bits, so a sum or a shift would repeat another stream."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {rank}".encode()).digest()[:4], "big")
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

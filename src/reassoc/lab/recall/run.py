@@ -134,13 +134,13 @@ def train(settings: Settings, run: Run) -> dict[str, Any]:
     for step in range(1, settings.steps + 1):
         size = settings.train[step % len(settings.train)]
         tokens, labels = draw(size, settings.batch, settings.vocabulary, chance)
+        if redraw is not None:
+            redraw.step()
         loss = cross_entropy(model(tokens).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
         lr = run.rate * schedule(step - 1, settings.steps, round(WARMUP * settings.steps))
         if not math.isfinite(update(model, adam, loss, lr=lr, clip=CLIP)):
             ended = DIVERGED
             break
-        if redraw is not None:
-            redraw.step()
         if step % settings.every == 0 or step == settings.steps:
             reached = _validation(model, settings)
             curve.append({"step": step, "loss": loss.item(), "accuracy": reached})

@@ -144,13 +144,13 @@ def train(
         while len(order) < settings.batch:
             order += torch.randperm(len(splits.train), generator=chance).tolist()
         batch, order = [splits.train[i] for i in order[: settings.batch]], order[settings.batch :]
+        if redraw is not None:
+            redraw.step()
         loss = batch_loss(model, batch)
         lr = settings.rate * schedule(step - 1, settings.steps, round(WARMUP * settings.steps))
         if not math.isfinite(update(model, adam, loss, lr=lr, clip=CLIP)):
             ended = "diverged"
             break
-        if redraw is not None:
-            redraw.step()
         if step % settings.every == 0 or step == settings.steps:
             curve.append(
                 {
