@@ -74,6 +74,7 @@ def test_keys_of_a_file_are_judged_and_nothing_is_trained(tmp_path, capsys):
         (["--pairs", "1"], ["--pairs: expected numbers from 2"]),
         (["--seeds", "-1"], ["--seeds"]),
         (["--dim", "0"], ["--dim"]),
+        (["--setting", "closed", "--models", "softmax"], ["--models: softmax has no memory of features"]),
         (["--max-steps", "0"], ["--max-steps: expected at least 1, got 0"]),
         (["--keys", "missing.safetensors"], ["--keys: missing.safetensors is not a readable"]),
         (["--keys", "x", "--setting", "1"], ["--keys: the file is for the closed form"]),

@@ -19,7 +19,7 @@ def seq2seq(
         Path | None,
         typer.Option(
             help="Text to learn from: SOURCE<tab>TARGET in each line, UTF-8. Default: numbers in English "
-            "words (0 to 9,999), to be written in digits.",
+            "words (0 to 9,998), to be written in digits.",
             metavar=FILE,
         ),
     ] = None,
@@ -67,9 +67,9 @@ def seq2seq(
 ) -> None:
     """Train encoder-decoders that differ in their attention only, and compare what they write.
 
-    Attention is that of the recipe everywhere: in the encoder, in the decoder and between them. All models
-    see the same pairs in the same order, byte by byte. Ends with exact matches and BLEU (sacrebleu) on pairs
-    whose sources were never seen, against the softmax twin.
+    The feature map is that of the recipe everywhere; its rule holds for the decoder's own attention, a whole
+    source being summed. All models see the same pairs in the same order, byte by byte. Ends with exact
+    matches and BLEU (sacrebleu) on pairs whose sources were never seen, against the softmax twin.
 
     Writes into the folder: report.html (open it), seq2seq.csv, curves.csv, examples.csv, seq2seq.json,
     times.csv, figures/. The same command gives the same bytes, times apart; an interrupted one continues

@@ -145,6 +145,12 @@ def _stopped(results: Results) -> Iterator[str]:
 def _closed(results: Results) -> Iterator[str]:
     """What the closed form says where features are independent, for the sum rule and for the delta rule."""
     full = [row for row in results.closed if row["rank"] == row["pairs"]]
+    if results.closed and not full:
+        least, most = (f(1 - row["rank"] / row["pairs"] for row in results.closed) for f in (min, max))
+        yield (
+            "Closed form: more keys than independent features in every case, so that no rule can read them "
+            f"all; the error is at least 1 − rank / N, {number(least)} to {number(most)}."
+        )
     sums = [row["least_error"] for row in full if row["rule"] == "sum"]
     deltas = [row for row in full if row["rule"] == "delta"]
     parts = []

@@ -28,7 +28,7 @@ def study(results: Results) -> Study:
     sections = [part for part in (_setting(results, 1), _setting(results, 2), _closed(results)) if part]
     return Study(
         name="capacity", title="How many pairs can a linear attention memory keep apart?",
-        lead=" ".join(parts), answer=answer(results) or ["Nothing was asked for."], rows=results.runs,
+        lead=" ".join(parts), answer=answer(results), rows=results.runs,
         manifest=results.manifest, sections=sections, figures=plots(results), definitions=DEFINITIONS,
         limits=LIMITS, more={"closed": results.closed, "curves": results.curves, "times": results.times},
     )  # fmt: skip

@@ -77,13 +77,17 @@ class Settings:
         for found in self.pairs or ():
             if not 2 <= found <= MOST_KEYS:
                 raise InputError(f"--pairs: expected numbers from 2 to {MOST_KEYS:,}, got {found}")
-        if min(self.seeds) < 0 or max(self.seeds) >= 1 << 63:
-            raise InputError("--seeds: expected whole numbers from 0, below 2^63")
+        if min(self.seeds) < 0 or max(self.seeds) >= 1 << 32:  # torch looks at 32 bits
+            raise InputError("--seeds: expected whole numbers from 0, below 2^32")
         if not 2 <= self.dim <= 1024:
             raise InputError(f"--dim: expected the size of a key, from 2 to 1,024, got {self.dim}")
         if self.limit < 1:
             raise InputError(f"--max-steps: expected at least 1, got {self.limit}")
         check_cases([case(text) for text in self.models or ()], self.dim)
+        if not self.runs() and not self.closed():
+            raise InputError(
+                "--models: softmax has no memory of features, so no closed form; add another model"
+            )
 
     def runs(self) -> list[Run]:
         """Every model to train, in the order of the report."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .._page import count
+from .._seeds import compared
 from ..fidelity import Row
 from ..recipes import recipe
 from .data import Size
@@ -35,12 +37,19 @@ def by(rows: list[Row], key: str, value: str = "accuracy") -> dict[float, list[f
     return groups
 
 
-def _best(rows: list[Row]) -> tuple[float, Row]:
-    """Of one recipe: the best mean accuracy over seeds, and a row of the smallest state that has it."""
+class Best(NamedTuple):
+    """Of one recipe: the best mean accuracy over seeds; the smallest state level with it, its accuracy."""
+
+    best: float
+    accuracy: float
+    row: Row
+
+
+def _best(rows: list[Row]) -> Best:
     means = {dim: mean(values) for dim, values in by(rows, "head_dim").items()}
     best = max(means.values())
     dim = min(d for d, mean in means.items() if mean >= best - _WITHIN)
-    return means[dim], next(row for row in rows if row["head_dim"] == dim)
+    return Best(best, means[dim], next(row for row in rows if row["head_dim"] == dim))
 
 
 def answer(results: Results, chosen: list[Row], focus: Size, hardest: Size) -> list[str]:
@@ -52,17 +61,17 @@ def answer(results: Results, chosen: list[Row], focus: Size, hardest: Size) -> l
     """
     texts = list(dict.fromkeys(row["recipe"] for row in chosen))
     found = {text: _best(of_size(chosen, focus, text)) for text in texts}
-    order = sorted(texts, key=lambda text: (-found[text][0], found[text][1]["state_bytes"]))
+    order = sorted(texts, key=lambda text: (-found[text].best, found[text].row["state_bytes"]))
     linear = [text for text in order if not recipe(text).softmax]
     sentences = []
     for text in linear[:1]:
-        accuracy, row = found[text]
+        _, accuracy, row = found[text]
         sentences.append(
             f"Of linear attention {text} recalls most: {accuracy:.0%} of the answers at {focus}, with "
             f"{count(row['state_bytes'])} bytes of state, whatever the length."
         )
     for text in order:
-        accuracy, row = found[text]
+        _, accuracy, row = found[text]
         if text not in linear:
             sentences.append(
                 f"Softmax attention ({text}) answers {accuracy:.0%} and keeps {count(row['state_bytes'])} "
@@ -70,7 +79,7 @@ def answer(results: Results, chosen: list[Row], focus: Size, hardest: Size) -> l
             )
     if linear[1:]:
         rest = (
-            f"{text} {found[text][0]:.0%} ({count(found[text][1]['state_bytes'])} bytes)"
+            f"{text} {found[text].accuracy:.0%} ({count(found[text].row['state_bytes'])} bytes)"
             for text in linear[1:]
         )
         sentences.append(f"The others, each at its best size: {', '.join(rest)}.")
@@ -78,7 +87,7 @@ def answer(results: Results, chosen: list[Row], focus: Size, hardest: Size) -> l
     sentences += _deltas(chosen, focus)
     if hardest != focus:
         harder = of_size(chosen, hardest)
-        line = ", ".join(f"{text} {_again(harder, found[text][1]):.0%}" for text in order)
+        line = ", ".join(f"{text} {_again(harder, found[text].row):.0%}" for text in order)
         sentences.append(f"At {hardest}, which is harder, the same models answer: {line}.")
     bad = [
         f"{r['recipe']} (head size {r['head_dim']}, rate {r['rate']:g}, seed {r['seed']}, step {r['steps']})"
@@ -104,7 +113,7 @@ def _convolutions(chosen: list[Row], focus: Size) -> list[str]:
         parts = text.split(":")
         plain = ":".join(part for part in parts if not part.startswith("conv="))
         if plain != text and plain in texts:
-            without, with_it = (_best(of_size(chosen, focus, name))[0] for name in (plain, text))
+            without, with_it = (_best(of_size(chosen, focus, name)).best for name in (plain, text))
             word = "matters" if with_it > without + _WITHIN else "does not help"
             tokens = next(part for part in parts if part.startswith("conv=")).removeprefix("conv=")
             sentences.append(
@@ -125,15 +134,8 @@ def _deltas(chosen: list[Row], focus: Size) -> list[str]:
             sums, deltas = (by(of_size(chosen, focus, name), "head_dim") for name in (plain, text))
             figures = ", ".join(
                 f"{mean(deltas[dim]):.0%} against {mean(sums[dim]):.0%} at head size {dim} "
-                f"({_compared_seeds(deltas[dim], sums[dim])})"
+                f"({compared(deltas[dim], sums[dim], _WITHIN)})"
                 for dim in sorted(sums.keys() & deltas.keys())
             )
             sentences.append(f"The delta rule against the sum for {parts[0]}: {figures}.")
     return sentences
-
-
-def _compared_seeds(mine: list[float], others: list[float]) -> str:
-    """Better or worse only where every seed of one lies beyond every seed of the other."""
-    if min(mine) > max(others) + _WITHIN:
-        return "better"
-    return "worse" if max(mine) < min(others) - _WITHIN else "within the spread"

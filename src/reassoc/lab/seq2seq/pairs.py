@@ -36,13 +36,8 @@ def read_pairs(path: Path) -> list[Pair]:
     for number, line in enumerate(_lines(path, "--pairs"), 1):
         parts = line.split("\t")
         if len(parts) != 2 or not all(part.strip() for part in parts):
-            have = (
-                "no tab"
-                if len(parts) == 1
-                else f"{len(parts) - 1} tabs"
-                if len(parts) > 2
-                else "a side empty"
-            )
+            have = {1: "no tab", 2: "a side empty"}.get(len(parts), f"{len(parts) - 1} tabs")
+            have = have if line.strip() else "an empty line"
             raise InputError(f"--pairs: {path.name} line {number}: expected SOURCE<tab>TARGET, got {have}")
         found.append((parts[0], parts[1]))
     return found

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from .._lines import Line, line_figure, spread
 from .._page import columns, count, many, number
+from .._seeds import SPREAD, compared
 from .._study import Section, Study
 from ..fidelity import Row
 from ..figures import Plot
@@ -21,7 +22,7 @@ def study(results: Results) -> Study:
     settings, pairs = results.manifest["settings"], results.manifest["pairs"]
     lead = (
         f"Encoder-decoders of {settings['layers']} + {settings['layers']} layers, width {settings['width']} "
-        f"and {settings['heads']} heads, the same attention in encoder, decoder and between them, learned "
+        f"and {settings['heads']} heads, the same feature map in encoder, decoder and between them, learned "
         f"“{pairs['name']}” byte by byte: {pairs['train']:,} pairs, {settings['steps']:,} steps of "
         f"{settings['batch']} pairs, {many(len(settings['seeds']), 'seed')}; judged on {pairs['test']:,} "
         "pairs whose sources were never seen."
@@ -71,18 +72,14 @@ def _answer(results: Results) -> list[str]:
         sentences.append(f"Its twin with softmax attention ({twin}): {_scores(results, twin)}.")
     for text in linear[1:]:
         sentences.append(f"{text}: {_scores(results, text)}.")
-    if twins:
-        best = _exact(results, twins[0])
-        words = {"level with": [], "better than": [], "worse than": []}  # type: dict[str, list[str]]
+    if twins and linear:
+        best = [row["exact_match"] for row in _of(results, twins[0])]
+        words: dict[str, list[str]] = {}
         for text in linear:
-            gap = _exact(results, text) - best
-            key = "level with" if abs(gap) <= _WITHIN else "better than" if gap > 0 else "worse than"
-            words[key].append(text)
-        parts = [f"{', '.join(names)} {key} {twins[0]}" for key, names in words.items() if names]
-        if parts:
-            sentences.append(
-                f"By exact match: {'; '.join(parts)} (within {100 * _WITHIN:.0f} points is level)."
-            )
+            mine = [row["exact_match"] for row in _of(results, text)]
+            words.setdefault(compared(mine, best, _WITHIN), []).append(text)
+        parts = [f"{word}: {', '.join(words[word])}" for word in ("better", SPREAD, "worse") if word in words]
+        sentences.append(f"Exact matches against {twins[0]}, {'; '.join(parts)}.")
     bad = [
         f"{r['recipe']} (seed {r['seed']}, step {r['steps']})"
         for r in results.rows
