@@ -13,12 +13,15 @@ from reassoc import nn
 
 PUBLIC = [
     "AttentionState",
+    "HybridState",
     "Summary",
     "attention_matrix",
     "backends",
     "citation",
     "compose",
     "feature_maps",
+    "hybrid_attention",
+    "hybrid_step",
     "linear_attention",
     "read",
     "rules",

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from . import _fused as fused
-from . import kernels
 from ._checks import check_mask, check_tensor, check_visibility, key_heads
-from ._layout import check_boundaries, interleave
+from ._core import Tokens, solve, state_after
+from ._layout import check_boundaries
 from ._output import finish
-from ._prepare import Keys, Settings, prepare_queries, settings
-from ._problem import pose
-from ._state import AttentionState, check_state, empty_tail, state_dtype
-from ._summary import Tail
+from ._prepare import settings
+from ._state import AttentionState, check_state
 from .feature_maps import FeatureMap
 from .rules import Rule
 
@@ -130,73 +128,20 @@ def linear_attention(
         state._owned = False  # the result may hold the same tensors: a later step copies first
 
     with torch.autocast(query.device.type, enabled=False):
-        # With a window everything that is carried is in the tail.
-        before = (
-            (None, None) if state is None or window is not None else state._parts(s.accumulate(query.dtype))
-        )
-        tail: Tail | None = None
-        carried = window is not None and (state is not None or return_state)
-        if s.backend == "native" and not carried:
+        tokens = Tokens(query, key, value, key_mask, cu_seqlens)
+        if s.backend == "native" and (window is None or (state is None and not return_state)):
+            before = (None, None) if state is None else state._parts(s.accumulate(query.dtype))
             output, *after = fused.attend(
                 query, key, value, s, key_mask=key_mask, boundaries=cu_seqlens, before=before, causal=causal
             )
+            tail = None
         else:
-            output, *after, tail = _through_features(
-                query,
-                key,
-                value,
-                s,
-                key_mask,
-                cu_seqlens,
-                before,
-                causal,
-                state,
-                sequences if carried else None,
-            )
+            queries, answer, tail = solve(tokens, s, causal, state, return_state)
+            output = finish(answer.read, answer.log_row, s, queries).to(query.dtype)
+            after = [answer.memory, answer.scale]
         if not return_state:
             return output
-        memory, scale = after
-        kept = state_dtype(query.dtype)
-        if memory is None:
-            shape = (sequences, groups, s.map.feature_dim, columns)
-            memory = query.new_zeros(shape, dtype=kept)
-            exponential = tail is not None and tail.log is not None
-            scale = memory.new_full(shape[:-1], -torch.inf) if exponential else None
-        seen = _count(key_mask, cu_seqlens, sequences, keys, query.device)
-        if state is not None:
-            seen = seen + state.length
-        if tail is not None:
-            tail = tail.map(lambda t: t.to(kept) if t.is_floating_point() else t)
-        scale = None if scale is None else scale.to(kept)
-        return output, AttentionState(memory.to(kept), scale, seen, s.origin, tail)
-
-
-def _through_features(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    s: Settings,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    before: tuple[Tensor | None, Tensor | None],
-    causal: bool,
-    state: AttentionState | None,
-    carrying: int | None,  # number of sequences whose window is carried on
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tail | None]:
-    """Output, memory and scale after, and the tail: features, a problem of the rule's family, a quotient."""
-    dtype = s.accumulate(query.dtype)
-    ready = Keys(key, value, key_mask, s, dtype)
-    queries = prepare_queries(query, s, key.shape[1], dtype, ready.features.log is not None)
-    cu_keys, tail = cu_seqlens, None
-    if carrying is not None and s.window is not None:
-        cu_keys, tail = _prepend_tail(ready, state, s.window - 1, cu_seqlens, carrying)
-    problem = pose(
-        queries.features, ready, s, cu_queries=cu_seqlens, cu_keys=cu_keys, memory=before[0], scale=before[1],
-        causal=causal, window=s.window,
-    )  # fmt: skip
-    answer = kernels.solve(problem, s.backend)
-    output = finish(answer.read, answer.log_row, s, queries).to(query.dtype)
-    return output, answer.memory, answer.scale, tail
+        return output, state_after(tokens, s, state, after[0], after[1], tail)
 
 
 def _check_packing(cu_seqlens: Tensor, batch: int, length: int, keys: int) -> int:
@@ -212,54 +157,3 @@ def _check_packing(cu_seqlens: Tensor, batch: int, length: int, keys: int) -> in
     if not torch.compiler.is_compiling():
         check_boundaries(cu_seqlens, length)
     return cu_seqlens.shape[0] - 1
-
-
-def _prepend_tail(
-    ready: Keys, state: AttentionState | None, length: int, cu_seqlens: Tensor | None, sequences: int
-) -> tuple[Tensor | None, Tail]:
-    """Put the positions that the window still needs in front of the keys; return the new tail."""
-    tokens = ready.tail()
-    old = None if state is None else state.tail
-    old = empty_tail(tokens, sequences, length) if old is None else old
-    mine = [tokens.log_decay, old.log_decay]
-    if mine[0] is not None and mine[1] is not None and mine[0].shape[-1] != mine[1].shape[-1]:
-        # Gates per token now and per feature before, or the other way round.
-        width = max(gate.shape[-1] for gate in mine if gate is not None)
-        mine = [None if gate is None else gate.expand(*gate.shape[:-1], width) for gate in mine]
-    before, now = vars(old) | {"log_decay": mine[1]}, vars(tokens) | {"log_decay": mine[0]}
-    joined: dict[str, Tensor | None] = {}
-    kept: dict[str, Tensor | None] = {}
-    places = None if cu_seqlens is None else interleave(cu_seqlens, ready.value.shape[2], length)
-    for name, new in now.items():
-        past = before[name]
-        if new is None or past is None:
-            joined[name] = kept[name] = None
-            continue
-        axis = 1 if name == "mask" else 2
-        past = past.to(new.dtype)
-        if places is None:
-            whole = torch.cat([past, new], dim=axis)
-            # A copy: a view would keep the whole piece alive in the state.
-            kept[name] = whole.narrow(axis, whole.shape[axis] - length, length).clone()
-        else:
-            flat = past.transpose(0, axis - 1).flatten(axis - 1, axis)[None]
-            whole = torch.cat([flat, new], dim=axis).index_select(axis, places.gather)
-            picked = whole[0].index_select(axis - 1, places.last.flatten())
-            kept[name] = picked.unflatten(axis - 1, (sequences, length)).movedim(axis - 1, 0)
-        joined[name] = whole
-    ready.replace(Tail(**joined))  # type: ignore[arg-type]
-    return None if places is None else places.cu_keys, Tail(**kept)  # type: ignore[arg-type]
-
-
-def _count(
-    mask: Tensor | None, cu_seqlens: Tensor | None, sequences: int, keys: int, device: torch.device
-) -> Tensor:
-    """Real keys of every sequence, int64 ``(sequences,)``."""
-    if cu_seqlens is None:
-        if mask is None:
-            return torch.full((sequences,), keys, dtype=torch.int64, device=device)
-        return mask.sum(-1)
-    if mask is None:
-        return cu_seqlens.diff().long()
-    total = torch.cat([mask.new_zeros(1, dtype=torch.int64), mask[0].cumsum(0)])
-    return total[cu_seqlens.long()].diff()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from ._output import finish
 from ._prepare import Queries, Settings, key_features, prepare_queries
 from ._state import require_scale
 from .feature_maps import ELU1, Exp, ExponentialMap, FeatureMap, Identity, ReLU, SquaredReLU
+from .kernels.answer import Answer
 from .kernels.native.call import Inputs, Options
 from .kernels.native.operator import run
 
@@ -76,22 +78,30 @@ def _own(phi: ExponentialMap, role: str) -> bool:
     )
 
 
-def attend(
+class Posed(NamedTuple):
+    """A call as the library takes it.
+
+    Attributes:
+        name: the map that the library computes itself, ``None``: it takes features.
+        queries: as prepared; ``exponential``: whether keys have logarithms.
+    """
+
+    inputs: Inputs
+    name: str | None
+    queries: Queries
+    exponential: bool
+
+
+def _posed(
     query: Tensor,  # (B, H, N, d)
     key: Tensor,  # (B, G, M, d)
     value: Tensor,  # (B, G, M, e)
     s: Settings,
-    *,
-    key_mask: Tensor | None = None,
-    boundaries: Tensor | None = None,
-    before: tuple[Tensor | None, Tensor | None] = (None, None),  # memory and its scale
-    causal: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Output ``(B, H, N, e)`` in the query's dtype, and the state after: memory and its scale.
-
-    With a window there is no state: what it would be is in the tail, which the caller keeps.
-    """
-    name, length = fused_map(s), key.shape[2]
+    key_mask: Tensor | None,
+    boundaries: Tensor | None,
+    before: tuple[Tensor | None, Tensor | None],
+) -> Posed:
+    name = fused_map(s)
     dtype = s.accumulate(query.dtype)
     matrices: tuple[Tensor | None, Tensor | None] = (None, None)
     factors = _factors(query, key, key_mask, s, dtype) if name is None else None
@@ -119,11 +129,13 @@ def attend(
     logs = keys.log is not None
     if before[0] is not None and s.rule.family == "additive":
         require_scale(logs, before[1])
-    # A logarithm of the whole row cancels in a quotient, unless an epsilon stands beside it.
-    divide = s.has_z and s.undefined != "raise" and queries.empty is None
-    divide = divide and (s.eps == 0.0 or not (logs or queries.log_row is not None))
-    plain = divide or not (s.has_z or logs or queries.log_row is not None or queries.empty is not None)
-    options = Options(
+    return Posed(inputs, name, queries, logs)
+
+
+def _options(posed: Posed, s: Settings, *, causal: bool, divide: bool, dtype: torch.dtype) -> Options:
+    inputs, name = posed.inputs, posed.name
+    tokens = [t.shape[2] for t in (posed.queries.features.tensor, inputs.value)]
+    return Options(
         causal,
         "identity" if name is None or name == "exp" else name,
         name is not None and "sum" in s.normalize,
@@ -131,11 +143,52 @@ def attend(
         divide,
         s.eps if divide else 0.0,
         math.nan if s.undefined == "nan" else 0.0,
-        str(query.dtype if plain else dtype).removeprefix("torch."),
-        0 if s.window is None or s.window >= length == query.shape[2] else s.window,
+        str(dtype).removeprefix("torch."),
+        0 if s.window is None or s.window >= tokens[0] == tokens[1] else s.window,
     )
-    results = run(inputs, options)
+
+
+def attend(
+    query: Tensor,  # (B, H, N, d)
+    key: Tensor,  # (B, G, M, d)
+    value: Tensor,  # (B, G, M, e)
+    s: Settings,
+    *,
+    key_mask: Tensor | None = None,
+    boundaries: Tensor | None = None,
+    before: tuple[Tensor | None, Tensor | None] = (None, None),  # memory and its scale
+    causal: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Output ``(B, H, N, e)`` in the query's dtype, and the state after: memory and its scale.
+
+    With a window there is no state: what it would be is in the tail, which the caller keeps.
+    """
+    posed = _posed(query, key, value, s, key_mask, boundaries, before)
+    queries, logs = posed.queries, posed.exponential
+    # A logarithm of the whole row cancels in a quotient, unless an epsilon stands beside it.
+    divide = s.has_z and s.undefined != "raise" and queries.empty is None
+    divide = divide and (s.eps == 0.0 or not (logs or queries.log_row is not None))
+    plain = divide or not (s.has_z or logs or queries.log_row is not None or queries.empty is not None)
+    dtype = query.dtype if plain else s.accumulate(query.dtype)
+    results = run(posed.inputs, _options(posed, s, causal=causal, divide=divide, dtype=dtype))
     output = results.out
     if not plain:
         output = finish(output, results.log_row, s, queries).to(query.dtype)
     return output, results.memory, results.scale
+
+
+def reads(
+    query: Tensor,  # (B, H, N, d)
+    key: Tensor,  # (B, G, N, d)
+    value: Tensor,  # (B, G, N, e)
+    s: Settings,
+    *,
+    key_mask: Tensor | None,
+    before: tuple[Tensor | None, Tensor | None],
+) -> Answer:
+    """Causal reads before any division, and the state after."""
+    posed = _posed(query, key, value, s, key_mask, None, before)
+    options = _options(posed, s, causal=True, divide=False, dtype=s.accumulate(query.dtype))
+    results = run(posed.inputs, options)
+    log_row = posed.queries.log_row if results.log_row is None else results.log_row
+    return Answer(results.out, log_row, results.memory, results.scale)

@@ -38,6 +38,7 @@ class Settings:
     eps: float
     undefined: str
     backend: str
+    shared: bool = False  # the denominator is shared with weights that are no features' products
 
     @property
     def origin(self) -> Origin:
@@ -52,6 +53,8 @@ class Settings:
     @property
     def needs_query_factor(self) -> bool:
         """Whether a factor common to a query's features does not cancel."""
+        if self.shared:
+            return True
         return "sum" not in self.normalize and (self.normalize == "none" or self.eps != 0.0)
 
     def accumulate(self, dtype: torch.dtype) -> torch.dtype:

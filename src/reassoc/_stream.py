@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ def step(
     if s.backend == "native" and window is None:
         with torch.autocast("cpu", enabled=False):
             if fused_map(s) is None:
-                prepared = _prepared(query, key, value, key_mask, s)
+                prepared = prepared_token(query, key, value, key_mask, s)
             output = decode(query, key, value, s, state, key_mask, call, prepared)
         if output is not None:
             return output
@@ -98,44 +99,70 @@ def step(
         state._replace(after._memory, after._scale, after._length, after._tail, None, owned=True)
         return output
     with torch.autocast(query.device.type, enabled=False):
-        queries, ready = _prepared(query, key, value, key_mask, s) if prepared is None else prepared
-        features = queries.features
-        written = ready.features
-        if key_mask is not None:
-            written = written.hide(key_mask[:, None, :, None])
-        if ready.beta is None:
-            require_scale(written.log is not None, state._scale)
-        parts = (*features, *ready.features, ready.value, ready.beta, ready.log_decay, state._memory)
-        tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in parts)
-        # A row that "raise" refuses must leave the state as it was: then nothing is overwritten.
-        memory, scale = state._parts(s.accumulate(query.dtype))
-        lost = None if tracked else state._lost
-        # What inference mode made, only inference mode may overwrite.
-        usable = torch.is_inference_mode_enabled() or not memory.is_inference()
-        in_place = state._owned and lost is not None and undefined != "raise" and usable
-        if lost is None and not tracked:
-            lost = torch.zeros_like(memory)
-        grouped = features.map(lambda t: t.unflatten(1, (groups, -1)))
-        log_decay = None if ready.log_decay is None else ready.log_decay[:, :, 0]
-        row: Tensor | None = None
-        if ready.beta is not None:
-            read, memory, lost = delta.token(
-                grouped.tensor, written.tensor, ready.value, ready.beta, log_decay, memory, lost, s.has_z,
-                in_place,
-            )  # fmt: skip
-        else:
-            read, row, memory, scale, lost = additive.token(
-                grouped, written, ready.value, log_decay, memory, scale, lost, in_place
-            )
-        output = finish(read.flatten(1, 2), None if row is None else row.flatten(1, 2), s, queries)
-    length = state._length + (1 if key_mask is None else key_mask[:, 0].long())
-    state._replace(memory, scale, length, None, lost, owned=not tracked)
+        queries, ready = prepared_token(query, key, value, key_mask, s) if prepared is None else prepared
+        advance = advanced(queries, ready, key_mask, s, state)
+        output = finish(advance.read, advance.row, s, queries)
+        advance.commit(state)
     return output.to(query.dtype)
 
 
-def _prepared(
+class Advance(NamedTuple):
+    """A token taken, the state not yet told: a row that "raise" refuses leaves it as it was.
+
+    Attributes:
+        read: ``(B, H, 1, c)``. row: ``(B, H, 1)`` or ``None``, the logarithm of its scale.
+        after: what :meth:`AttentionState._replace` takes.
+    """
+
+    read: Tensor
+    row: Tensor | None
+    after: tuple[Tensor, Tensor | None, Tensor, None, Tensor | None, bool]
+
+    def commit(self, state: AttentionState) -> None:
+        """Advance the state."""
+        state._replace(*self.after)
+
+
+def advanced(
+    queries: Queries, ready: Keys, key_mask: Tensor | None, s: Settings, state: AttentionState
+) -> Advance:
+    """Write one key and value, then read, by torch operations; no window."""
+    groups = ready.value.shape[1]
+    features, written = queries.features, ready.features
+    if key_mask is not None:
+        written = written.hide(key_mask[:, None, :, None])
+    if ready.beta is None:
+        require_scale(written.log is not None, state._scale)
+    parts = (*features, *ready.features, ready.value, ready.beta, ready.log_decay, state._memory)
+    tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in parts)
+    memory, scale = state._parts(ready.value.dtype)
+    lost = None if tracked else state._lost
+    # What inference mode made, only inference mode may overwrite.
+    usable = torch.is_inference_mode_enabled() or not memory.is_inference()
+    in_place = state._owned and lost is not None and s.undefined != "raise" and usable
+    if lost is None and not tracked:
+        lost = torch.zeros_like(memory)
+    grouped = features.map(lambda t: t.unflatten(1, (groups, -1)))
+    log_decay = None if ready.log_decay is None else ready.log_decay[:, :, 0]
+    row: Tensor | None = None
+    if ready.beta is not None:
+        read, memory, lost = delta.token(
+            grouped.tensor, written.tensor, ready.value, ready.beta, log_decay, memory, lost, s.has_z,
+            in_place,
+        )  # fmt: skip
+    else:
+        read, row, memory, scale, lost = additive.token(
+            grouped, written, ready.value, log_decay, memory, scale, lost, in_place
+        )
+    length = state._length + (1 if key_mask is None else key_mask[:, 0].long())
+    row = queries.log_row if row is None else row.flatten(1, 2)
+    return Advance(read.flatten(1, 2), row, (memory, scale, length, None, lost, not tracked))
+
+
+def prepared_token(
     query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, s: Settings
 ) -> tuple[Queries, Keys]:
+    """Features of one query and one key, and what belongs to the key."""
     dtype = s.accumulate(query.dtype)
     ready = Keys(key, value, key_mask, s, dtype)
     return prepare_queries(query, s, key.shape[1], dtype, ready.features.log is not None), ready

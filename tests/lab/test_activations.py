@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from reassoc._errors import InputError
 from reassoc._files import atomic_write
-from reassoc.lab._errors import InputError
 from reassoc.lab.activations import (
     Site,
     load_activations,

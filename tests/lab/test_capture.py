@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
+from reassoc._errors import InputError  # noqa: E402
 from reassoc.lab import _recorder  # noqa: E402
-from reassoc.lab._errors import InputError  # noqa: E402
 from reassoc.lab.activations import load_activations  # noqa: E402
 from reassoc.lab.capture import capture  # noqa: E402
 

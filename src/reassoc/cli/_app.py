@@ -61,7 +61,7 @@ def version(
 
 def run(arguments: list[str]) -> int:
     """Run a command and return its exit code."""
-    from ..lab._errors import InputError
+    from .._errors import InputError
 
     try:
         result = get_command(app).main(args=arguments, prog_name="reassoc", standalone_mode=False)

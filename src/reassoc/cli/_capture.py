@@ -67,7 +67,7 @@ def capture(
 
     $ reassoc capture --model models/smollm2 --gguf SmolLM2-135M-Instruct.Q4_1.gguf --text text.txt --layers 0,10,20 --out smollm2.safetensors
     """  # noqa: E501 (a command that can be copied stays on one line)
-    from reassoc.lab._errors import InputError
+    from reassoc._errors import InputError
     from reassoc.lab.capture import capture as run
 
     def indices(option: str, value: str) -> list[int]:

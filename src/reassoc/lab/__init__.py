@@ -1,6 +1,6 @@
 """Experiments: how far kernels are from softmax, measured on the user's own data."""
 
-from ._errors import InputError
+from .._errors import InputError
 from ._sites import Site
 from .activations import (
     Activations,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._errors import InputError
+from .._errors import InputError
 from ._sites import Site, check_site
 
 FORMAT = "reassoc-activations-1"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ._errors import InputError
+from .._errors import InputError
 
 
 @dataclass(frozen=True)

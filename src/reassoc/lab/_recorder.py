@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._errors import InputError
+from .._errors import InputError
 from ._pretrained import quiet_and_offline
 
 # Arguments by which a layer asks for more than softmax(scale q k^T) v. Stored queries and keys could not say

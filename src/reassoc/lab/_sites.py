@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ._errors import InputError
+from .._errors import InputError
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

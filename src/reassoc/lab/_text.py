@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ._errors import InputError
+from .._errors import InputError
 
 
 def read_text(path: Path) -> str:

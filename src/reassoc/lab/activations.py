@@ -26,8 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from .._errors import InputError
 from .._files import atomic_write
-from ._errors import InputError
 from ._metadata import FORMAT, describe, read_metadata, site_from
 from ._sites import Site, check_site
 

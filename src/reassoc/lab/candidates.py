@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .._errors import InputError
 from ..feature_maps import FeatureMap, make, names
-from ._errors import InputError
 
 OPTIONS = {
     "calibrated": "centre and balance keys and queries on the calibration half",

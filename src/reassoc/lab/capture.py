@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ._errors import InputError
+from .._errors import InputError
 from ._pretrained import Pretrained, file_sha256, find_pretrained
 from ._recorder import Recorder, recording
 from ._sites import Site

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._errors import InputError
+from .._errors import InputError
 from ._machine import machine, versions
 from ._parts import Parts
 from ._progress import Progress

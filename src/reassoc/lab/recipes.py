@@ -29,8 +29,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from .. import feature_maps
+from .._errors import InputError
 from ..nn import AttentionConfig
-from ._errors import InputError
 from .candidates import RANDOM
 
 SOFTMAX = "softmax"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._errors import InputError
+from .._errors import InputError
 from ._sites import Site
 
 

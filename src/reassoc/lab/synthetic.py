@@ -7,7 +7,7 @@ import json
 
 import torch
 
-from ._errors import InputError
+from .._errors import InputError
 from ._sites import Site
 from .activations import Activations
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._errors import InputError
+from ..._errors import InputError
 from .contenders import Contender, Ready, UnsupportedError
 from .inputs import Inputs
 from .settings import Problem, Settings

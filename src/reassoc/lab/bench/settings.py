@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ... import backends, feature_maps
-from .._errors import InputError
+from ..._errors import InputError
 from ..candidates import Candidate, candidates
 
 RULES = ("sum", "decay", "delta", "gated-delta", "kda")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..._errors import InputError
 from ...feature_maps import DPFP, FeatureMap, make
-from .._errors import InputError
 from ..recipes import Recipe, recipe
 
 _LEARNED = ("hedgehog", "t2r")

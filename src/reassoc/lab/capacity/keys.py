@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .._errors import InputError
+from ..._errors import InputError
 from ..activations import load_activations
 
 MOST_KEYS = 2048  # the closed form is cubic in them

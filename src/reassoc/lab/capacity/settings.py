@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .._errors import InputError
+from ..._errors import InputError
 from .cases import Case, case
 from .keys import MOST_KEYS
 from .train import Run

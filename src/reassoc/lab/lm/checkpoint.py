@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .._errors import InputError
+from ..._errors import InputError
 from .container import read, write
 from .trainer import Trainer
 

@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ..._errors import InputError
 from ..._files import atomic_write
-from .._errors import InputError
 
 _KEY = "reassoc-lm"  # one key only: safetensors writes several in no fixed order
 

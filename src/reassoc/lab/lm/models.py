@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..._errors import InputError
 from ...nn import LanguageModel, LanguageModelConfig
-from .._errors import InputError
 from .container import read, write
 from .text import BYTES, load_tokenizer
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed, nn
 
-from .._errors import InputError
+from ..._errors import InputError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._errors import InputError
+from ..._errors import InputError
 from .._machine import machine, versions
 from .._parts import Parts
 from .._progress import Progress

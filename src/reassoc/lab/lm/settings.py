@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..._errors import InputError
 from ...nn import LanguageModel, LanguageModelConfig
-from .._errors import InputError
 from ..recipes import Recipe
 from .text import Text
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .._errors import InputError
+from ..._errors import InputError
 
 
 class Segment(NamedTuple):

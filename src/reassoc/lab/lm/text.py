@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._errors import InputError
+from ..._errors import InputError
 
 EMBEDDED = "king-james"
 SPLITS = {"training": 0.90, "validation": 0.95, "test": 1.0}  # each ends at this share of the bytes

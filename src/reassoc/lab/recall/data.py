@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._errors import InputError
+from ..._errors import InputError
 
 # How the distance of a question falls off: the probability of the j-th free place goes like j^(0.01 - 1),
 # so most questions come soon after the pairs and some much later.

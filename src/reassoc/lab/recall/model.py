@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from ..._errors import InputError
 from ...feature_maps import FeatureMap
 from ...nn import LanguageModel, LanguageModelConfig
-from .._errors import InputError
 from ..recipes import recipe
 from .settings import Settings
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from .._errors import InputError
+from ..._errors import InputError
 from ..recipes import recipe
 from .data import Size, check_size
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._errors import InputError
+from ..._errors import InputError
 
 # Bytes are 0 to 255: any text fits, and nothing is unknown.
 PADDING, START, STOP = 256, 257, 258

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ..._errors import InputError
 from ...nn import EncoderDecoder, EncoderDecoderConfig, RedrawSchedule
-from .._errors import InputError
 from .._machine import machine, versions
 from .._parts import Parts
 from .._progress import Progress

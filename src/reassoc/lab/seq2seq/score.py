@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._errors import InputError
+from ..._errors import InputError
 
 
 def exact_match(found: list[str], wanted: list[str]) -> float:
