@@ -52,6 +52,10 @@ _PAPERS = {
         "C", "Zhang, Michael and Bhatia, Kush and Kumbong, Hermann and R{\\'e}, Christopher",
         "The Hedgehog \\& the Porcupine: Expressive Linear Attentions with Softmax Mimicry", "ICLR", 2024,
     ),
+    "lingle2024": (
+        "C", "Lingle, Lucas D.", "Transformer-{VQ}: Linear-Time Transformers via Vector Quantization", "ICLR",
+        2024,
+    ),
     "kasai2021": (
         "C", "Kasai, Jungo and Peng, Hao and Zhang, Yizhe and Yogatama, Dani and others",
         "Finetuning Pretrained Transformers into {RNN}s", "EMNLP", 2021,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from .base import ExponentialMap, FeatureMap
 from .calibration import Calibrator
+from .codebook import CodebookFeatures
 from .deterministic import DPFP, TaylorFeatures
 from .elementwise import ELU1, Exp, Identity, ReLU, Softmax, SquaredReLU
 from .generalized import GeneralizedFeatures
@@ -20,6 +22,7 @@ __all__ = [
     "DPFP",
     "ELU1",
     "Calibrator",
+    "CodebookFeatures",
     "Exp",
     "ExponentialMap",
     "FeatureMap",
@@ -35,6 +38,7 @@ __all__ = [
     "SquaredReLU",
     "TaylorFeatures",
     "TrigonometricFeatures",
+    "for_layer",
     "make",
     "names",
     "orthogonalize",
@@ -53,6 +57,7 @@ _MAPS: dict[str, tuple[type[FeatureMap], dict[str, Any]]] = {
     "favor++": (PositiveFeatures, {"optimal": True}),
     "generalized-relu": (GeneralizedFeatures, {"function": "relu"}),
     "landmark": (LandmarkFeatures, {}),
+    "codebook": (CodebookFeatures, {}),
     "hedgehog": (Hedgehog, {}),
     "t2r": (LearnedReLU, {}),
 }
@@ -81,12 +86,40 @@ def make(name: str, dim: int, **options: Any) -> FeatureMap:
         >>> make("dpfp-2", 8).feature_dim
         32
     """
+    kind, fixed = _kind(name)
+    return kind(dim, **fixed, **options)
+
+
+def for_layer(
+    name: str, dim: int, heads: int, layer: int, *, scale: float | None = None, **options: Any
+) -> FeatureMap:
+    """A map for one layer of a model: with parameters of its own for each key head, where the map can.
+
+    A random map takes the draw of (seed, layer), so layers differ and every process agrees.
+
+    Args:
+        name, dim, options: as for :func:`make`.
+        heads: number G of key heads. layer: which layer.
+        scale: of the layer's scores, for maps that take one; ``None``: the map's default.
+
+    Raises:
+        ValueError, TypeError: as :func:`make`.
+    """
+    kind, _ = _kind(name)
+    taken = inspect.signature(kind.__init__).parameters
+    own = {"heads": heads} if scale is None else {"heads": heads, "scale": scale}
+    options |= {key: value for key, value in own.items() if key in taken and key not in options}
+    if issubclass(kind, RandomFeatures) and options.get("projections") is None:
+        options["seed"] = (int(options.get("seed", 0)) << 16) + layer
+    return make(name, dim, **options)
+
+
+def _kind(name: str) -> tuple[type[FeatureMap], dict[str, Any]]:
     if name.startswith("dpfp-") and name[5:].isdecimal() and int(name[5:]) > 0:
-        return DPFP(dim, int(name[5:]), **options)
+        return DPFP, {"nu": int(name[5:])}
     if name not in _MAPS:
         raise ValueError(f"unknown feature map {name!r}; known: {', '.join(names())} (dpfp-n for any n)")
-    kind, fixed = _MAPS[name]
-    return kind(dim, **fixed, **options)
+    return _MAPS[name]
 
 
 def parameterless(name: str, dim: int) -> FeatureMap:

@@ -182,6 +182,37 @@ def rows_per_head(
     return found
 
 
+class RowSample:
+    """An even sample of rows over batches, for each head: at most ``size`` queries and as many keys."""
+
+    def __init__(self, dim: int, heads: int | None, size: int, seed: int) -> None:
+        self._dim, self._heads, self._size = dim, heads, size
+        self._generator = torch.Generator().manual_seed(seed)
+        self._rows = {side: [torch.empty(0, dim + 1)] * (heads or 1) for side in ("query", "key")}
+
+    def update(self, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
+        """Add a batch, as :func:`rows_per_head` takes it."""
+        batch = rows_per_head(query, key, mask, self._dim, self._heads)
+        for side, (every, kept) in batch.items():
+            for head in range(len(every)):
+                rows = every[head][kept[head]]
+                # Rows with the smallest random numbers of all so far are an even sample of all so far.
+                ticket = torch.rand(len(rows), 1, generator=self._generator, dtype=torch.float64)
+                pool = torch.cat([self._rows[side][head].double(), torch.cat([rows, ticket], dim=1)])
+                self._rows[side][head] = pool[pool[:, -1].argsort()[: self._size]]
+
+    def rows(self) -> list[tuple[Tensor, Tensor]]:
+        """For each head the sampled queries and keys, float64 ``(n, d)``, in random order.
+
+        Raises:
+            ValueError: no row was seen.
+        """
+        pairs = list(zip(self._rows["query"], self._rows["key"], strict=True))
+        if any(len(rows) == 0 for pair in pairs for rows in pair):
+            raise ValueError("calibration needs at least one real query and key; call update first")
+        return [(q[:, :-1], k[:, :-1]) for q, k in pairs]
+
+
 def balance(query_covariance: Tensor, key_covariance: Tensor) -> Tensor:
     """The symmetric A ``(h, d, d)`` with the smallest ``tr(A Cq A^T) + tr(A^-T Ck A^-1)``."""
     root, inverse_root = _power(query_covariance, 0.5), _power(query_covariance, -0.5)

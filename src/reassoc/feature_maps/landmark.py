@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .._features import Features
 from .base import FeatureMap
-from .calibration import rows_per_head
+from .calibration import RowSample
 from .random import default_projections, digest
 
 ROWS = 2048  # sampled queries, and keys, per key head: the fit is of order ROWS^2 * landmarks
@@ -193,11 +193,7 @@ class LandmarkCalibrator:
 
     def __init__(self, phi: LandmarkFeatures) -> None:
         self._map = phi
-        self._generator = torch.Generator().manual_seed(phi.seed)
-        heads = phi.heads or 1
-        self._rows: dict[str, list[Tensor]] = {
-            s: [torch.empty(0, phi.dim + 1)] * heads for s in ("query", "key")
-        }
+        self._sample = RowSample(phi.dim, phi.heads, ROWS, phi.seed)
 
     def update(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> LandmarkCalibrator:
         """Add a batch: query ``(B, H, N, d)``, key ``(B, G, M, d)``, mask bool ``(B, N)`` for both.
@@ -205,14 +201,7 @@ class LandmarkCalibrator:
         Raises:
             ValueError: shapes that do not fit the map, or NaN or infinity in a row that counts.
         """
-        batch = rows_per_head(query, key, mask, self._map.dim, self._map.heads)
-        for side, (every, kept) in batch.items():
-            for head in range(len(every)):
-                rows = every[head][kept[head]]
-                # Rows with the smallest random numbers of all so far are an even sample of all so far.
-                ticket = torch.rand(len(rows), 1, generator=self._generator, dtype=torch.float64)
-                pool = torch.cat([self._rows[side][head].double(), torch.cat([rows, ticket], dim=1)])
-                self._rows[side][head] = pool[pool[:, -1].argsort()[:ROWS]]
+        self._sample.update(query, key, mask)
         return self
 
     def finish(self) -> None:
@@ -221,12 +210,9 @@ class LandmarkCalibrator:
         Raises:
             ValueError: no row was seen.
         """
-        if any(len(rows) == 0 for heads in self._rows.values() for rows in heads):
-            raise ValueError("calibration needs at least one real query and key; call update first")
         root = math.sqrt(self._map.scale)
-        pairs = zip(self._rows["query"], self._rows["key"], strict=True)
         size = (self._map.rank, self._map.landmarks)
-        self._map._set([fit(q[:, :-1] * root, k[:, :-1] * root, *size, self._map.ridge) for q, k in pairs])
+        self._map._set([fit(q * root, k * root, *size, self._map.ridge) for q, k in self._sample.rows()])
 
 
 def fit(

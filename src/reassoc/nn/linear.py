@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +10,7 @@ from .._attention import linear_attention
 from .._state import AttentionState, state_dtype
 from .._stream import read, step
 from .._summarize import summarize
-from ..feature_maps import FeatureMap, RandomFeatures, make
+from ..feature_maps import FeatureMap, for_layer
 from ..rules import Rule
 from .config import AttentionConfig
 from .gates import Gates
@@ -63,7 +62,7 @@ class LinearAttention(Mixer):
                 f"causal=False has no order of tokens, which rule={config.rule!r}, window={config.window}, "
                 f"position={config.position!r} needs: use rule='sum', no window, position 'none' or 'rotary'"
             )
-        self.feature_map = build_map(config, self.dim, layer) if feature_map is None else feature_map
+        self.feature_map = _build(config, self.dim, layer) if feature_map is None else feature_map
         self.gates = Gates(width, config, self.feature_map.feature_dim)
         after = config.position == "rotary-after"
         if after:
@@ -131,18 +130,5 @@ class LinearAttention(Mixer):
         return read(query, self.feature_map, memory, eps=self.config.eps, undefined=self.config.undefined)
 
 
-def build_map(config: AttentionConfig, dim: int, layer: int) -> FeatureMap:
-    """The map that a config names, for one layer: per key head where the map can be.
-
-    A random map takes the draw of (seed, layer), so layers differ and every process agrees.
-
-    Raises:
-        ValueError, TypeError: an unknown name, or options that the map does not take.
-    """
-    options = dict(config.map_options)
-    found = make(config.feature_map, dim, **options)
-    if "heads" in inspect.signature(type(found).__init__).parameters and "heads" not in options:
-        options["heads"] = config.groups
-    if isinstance(found, RandomFeatures) and options.get("projections") is None:
-        options["seed"] = (int(options.get("seed", 0)) << 16) + layer
-    return make(config.feature_map, dim, **options)
+def _build(config: AttentionConfig, dim: int, layer: int) -> FeatureMap:
+    return for_layer(config.feature_map, dim, config.groups, layer, **config.map_options)
