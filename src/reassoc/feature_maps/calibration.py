@@ -146,6 +146,11 @@ class Calibrator:
         self._deliver(found)
 
 
+def exact_dtype(x: Tensor) -> torch.dtype:
+    """The smaller of float32 and float64 that holds such numbers exactly."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 def rows_per_head(
     query: Tensor, key: Tensor, mask: Tensor | None, dim: int, heads: int | None
 ) -> dict[str, tuple[Tensor, Tensor]]:
@@ -183,34 +188,33 @@ def rows_per_head(
 
 
 class RowSample:
-    """An even sample of rows over batches, for each head: at most ``size`` queries and as many keys."""
+    """An even sample of rows over batches, for each head: at most ``size``."""
 
-    def __init__(self, dim: int, heads: int | None, size: int, seed: int) -> None:
-        self._dim, self._heads, self._size = dim, heads, size
-        self._generator = torch.Generator().manual_seed(seed)
-        self._rows = {side: [torch.empty(0, dim + 1)] * (heads or 1) for side in ("query", "key")}
+    def __init__(self, size: int, generator: torch.Generator) -> None:
+        self._size, self._generator = size, generator
+        self._heads: list[tuple[Tensor, Tensor]] = []  # rows (n, d), and a random number for each
 
-    def update(self, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
-        """Add a batch, as :func:`rows_per_head` takes it."""
-        batch = rows_per_head(query, key, mask, self._dim, self._heads)
-        for side, (every, kept) in batch.items():
-            for head in range(len(every)):
-                rows = every[head][kept[head]]
-                # Rows with the smallest random numbers of all so far are an even sample of all so far.
-                ticket = torch.rand(len(rows), 1, generator=self._generator, dtype=torch.float64)
-                pool = torch.cat([self._rows[side][head].double(), torch.cat([rows, ticket], dim=1)])
-                self._rows[side][head] = pool[pool[:, -1].argsort()[: self._size]]
+    def update(self, rows: Tensor, kept: Tensor, dtype: torch.dtype) -> None:
+        """Add rows ``(h, n, d)``, of which ``kept`` bool ``(h, n)`` count; ``dtype`` holds them exactly."""
+        for head in range(len(rows)):
+            new = rows[head][kept[head]].to(dtype)
+            tickets = torch.rand(len(new), generator=self._generator, dtype=torch.float64)
+            if len(self._heads) == head:
+                self._heads.append((new[:0], tickets[:0]))
+            new, tickets = (torch.cat(pair) for pair in zip(self._heads[head], (new, tickets), strict=True))
+            # Rows with the smallest random numbers of all so far are an even sample of all so far.
+            first = tickets.argsort()[: self._size]
+            self._heads[head] = new[first], tickets[first]
 
-    def rows(self) -> list[tuple[Tensor, Tensor]]:
-        """For each head the sampled queries and keys, float64 ``(n, d)``, in random order.
+    def rows(self) -> list[Tensor]:
+        """For each head the sampled rows, float64 ``(n, d)``, in random order.
 
         Raises:
             ValueError: no row was seen.
         """
-        pairs = list(zip(self._rows["query"], self._rows["key"], strict=True))
-        if any(len(rows) == 0 for pair in pairs for rows in pair):
+        if not self._heads or any(len(rows) == 0 for rows, _ in self._heads):
             raise ValueError("calibration needs at least one real query and key; call update first")
-        return [(q[:, :-1], k[:, :-1]) for q, k in pairs]
+        return [rows.double() for rows, _ in self._heads]
 
 
 def balance(query_covariance: Tensor, key_covariance: Tensor) -> Tensor:

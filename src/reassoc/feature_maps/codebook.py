@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from .base import ExponentialMap
-from .calibration import RowSample
+from .calibration import Moments, RowSample, exact_dtype, rows_per_head
 from .projections import draw
 from .random import default_projections
 
-ROWS = 16384  # sampled keys, and queries, per key head
+ROWS = 16384  # sampled keys per key head
 ROUNDS = 16  # of k-means; later ones move the error by less than a percent
 
 
@@ -131,7 +131,9 @@ class CodebookCalibrator:
 
     def __init__(self, phi: CodebookFeatures) -> None:
         self._map = phi
-        self._sample = RowSample(phi.dim, phi.heads, ROWS, phi.seed)
+        self._generator = torch.Generator().manual_seed(phi.seed)
+        self._keys = RowSample(ROWS, self._generator)
+        self._queries: Moments | None = None
 
     def update(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> CodebookCalibrator:
         """Add a batch: query ``(B, H, N, d)``, key ``(B, G, M, d)``, mask bool ``(B, N)`` for both.
@@ -139,7 +141,12 @@ class CodebookCalibrator:
         Raises:
             ValueError: shapes that do not fit the map, or NaN or infinity in a row that counts.
         """
-        self._sample.update(query, key, mask)
+        phi = self._map
+        batch = rows_per_head(query, key, mask, phi.dim, phi.heads)
+        self._keys.update(*batch["key"], exact_dtype(key))
+        rows, kept = batch["query"]
+        moments = Moments.of(rows * phi.scale, kept)
+        self._queries = moments if self._queries is None else self._queries.plus(moments)
         return self
 
     def finish(self) -> None:
@@ -148,18 +155,18 @@ class CodebookCalibrator:
         Raises:
             ValueError: no row was seen.
         """
-        phi, heads = self._map, []
-        for query, key in self._sample.rows():
-            metric = score_metric(query * phi.scale)
-            generator = torch.Generator().manual_seed(phi.seed)
-            centers = k_means(key @ metric, phi.feature_dim, generator) @ torch.linalg.inv(metric)
+        phi, heads, keys = self._map, [], self._keys.rows()
+        assert self._queries is not None
+        for key, products, rows in zip(keys, self._queries.products, self._queries.rows, strict=True):
+            metric = score_metric(products / rows)
+            centers = k_means(key @ metric, phi.feature_dim, self._generator) @ torch.linalg.inv(metric)
             heads.append((centers, metric))
         phi._set(heads)
 
 
-def score_metric(query: Tensor) -> Tensor:
-    """The symmetric ``(d, d)`` root of ``E q q^T`` over scaled queries ``(n, d)``, kept invertible."""
-    values, vectors = torch.linalg.eigh(query.mT @ query / len(query))
+def score_metric(second: Tensor) -> Tensor:
+    """The symmetric root of ``E q q^T`` ``(d, d)`` over scaled queries, kept invertible."""
+    values, vectors = torch.linalg.eigh(second)
     largest = values[-1].clamp(min=torch.finfo(values.dtype).tiny)
     root: Tensor = (vectors * values.clamp(min=largest * 1e-8).sqrt()) @ vectors.mT
     return root

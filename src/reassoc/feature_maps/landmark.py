@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .._features import Features
 from .base import FeatureMap
-from .calibration import RowSample
+from .calibration import RowSample, exact_dtype, rows_per_head
 from .random import default_projections, digest
 
 ROWS = 2048  # sampled queries, and keys, per key head: the fit is of order ROWS^2 * landmarks
@@ -193,7 +193,8 @@ class LandmarkCalibrator:
 
     def __init__(self, phi: LandmarkFeatures) -> None:
         self._map = phi
-        self._sample = RowSample(phi.dim, phi.heads, ROWS, phi.seed)
+        generator = torch.Generator().manual_seed(phi.seed)
+        self._samples = {side: RowSample(ROWS, generator) for side in ("query", "key")}
 
     def update(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> LandmarkCalibrator:
         """Add a batch: query ``(B, H, N, d)``, key ``(B, G, M, d)``, mask bool ``(B, N)`` for both.
@@ -201,7 +202,9 @@ class LandmarkCalibrator:
         Raises:
             ValueError: shapes that do not fit the map, or NaN or infinity in a row that counts.
         """
-        self._sample.update(query, key, mask)
+        batch = rows_per_head(query, key, mask, self._map.dim, self._map.heads)
+        for side, (rows, kept) in batch.items():
+            self._samples[side].update(rows, kept, exact_dtype(query))
         return self
 
     def finish(self) -> None:
@@ -212,7 +215,8 @@ class LandmarkCalibrator:
         """
         root = math.sqrt(self._map.scale)
         size = (self._map.rank, self._map.landmarks)
-        self._map._set([fit(q * root, k * root, *size, self._map.ridge) for q, k in self._sample.rows()])
+        pairs = zip(*(sample.rows() for sample in self._samples.values()), strict=True)
+        self._map._set([fit(q * root, k * root, *size, self._map.ridge) for q, k in pairs])
 
 
 def fit(

@@ -11,7 +11,6 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from .._errors import InputError
-from ._layer import KernelLayer
 from .cache import of_key
 
 NAME = "reassoc"
@@ -23,8 +22,7 @@ EXTRAS = {
     "position_bias": "a position bias, which is added to every score",
     "alibi": "a position bias, which is added to every score",
 }
-Observer = Callable[[KernelLayer, Tensor, Tensor, Tensor, "Tensor | None", Tensor], None]
-_OBSERVERS: list[Observer] = []  # the innermost one sees; see observe.py
+OBSERVERS: list[Callable[..., None] | None] = []  # the innermost one sees; see observe.py
 
 
 def attend(
@@ -60,6 +58,8 @@ def attend(
         output = softmax(query, key, value, attention_mask, scaling, causal, span, dropout)
         return output.transpose(1, 2).contiguous(), None
     store = of_key(key)
+    # Under autocast rotary embedding leaves queries and keys in float32, and values are what a product gave.
+    key, value = key.to(query.dtype), value.to(query.dtype)
     length = query.shape[2]
     if key.shape[2] != length:
         raise InputError(
@@ -69,10 +69,11 @@ def attend(
     mask = None if attention_mask is None else attention_mask[:, -length:].bool()
     if mask is not None and mask.device.type == "cpu" and bool(mask.all()):
         mask = None
-    if _OBSERVERS:
+    if OBSERVERS:
         site = layer.site
         output = softmax(query, key, value, mask, site.scale, site.causal, site.span, 0.0)
-        _OBSERVERS[-1](layer, query, key, value, mask, output)
+        if (observe := OBSERVERS[-1]) is not None:
+            observe(layer, query, key, value, mask, output)
     else:
         state = None if store is None else store.state
         output, after = layer(query, key, value, mask, state, store is not None)
