@@ -48,7 +48,7 @@ def test_every_name_builds_the_map_it_names(name):
     if candidate.random:
         assert phi.heads == 2 and phi.seed == 3 and phi.scale == 0.25
         assert phi.feature_dim == 10  # 10 = 4 * 5 / 2 is also what a landmark map of rank 4 has
-    if candidate.random and candidate.base != "landmark":
+    if candidate.random and candidate.base not in ("landmark", "codebook"):
         assert phi.orthogonal == ("iid" not in candidate.options)
         assert not phi.calibrated
     assert phi.heads == (2 if candidate.random or name in ("hedgehog", "t2r") else None)
@@ -110,7 +110,15 @@ def test_unknown_options_list_the_known_ones():
 
 @pytest.mark.parametrize(
     "name",
-    ["elu+1:calibrated", "trig:hyperbolic", "mean:iid", "landmark:iid", "landmark:calibrated", "taylor:iid"],
+    [
+        "elu+1:calibrated",
+        "trig:hyperbolic",
+        "mean:iid",
+        "landmark:iid",
+        "landmark:calibrated",
+        "codebook:iid",
+        "taylor:iid",
+    ],
 )
 def test_options_for_other_maps(name):
     base, option = name.split(":")

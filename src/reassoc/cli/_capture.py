@@ -15,14 +15,21 @@ def capture(
             metavar="FOLDER",
         ),
     ],
-    text: Annotated[
-        Path,
-        typer.Option(help="UTF-8 text file to run the model over; its beginning is used.", metavar="FILE"),
-    ],
     out: Annotated[
         Path,
         typer.Option(help="File to write, usually NAME.safetensors. Replaced if it exists.", metavar="FILE"),
     ],
+    text: Annotated[
+        Path | None,
+        typer.Option(help="UTF-8 text file to run the model over; its beginning is used.", metavar="FILE"),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of text: safetensors file with pixel_values (images, channels, height, width).",
+            metavar="FILE",
+        ),
+    ] = None,
     gguf: Annotated[
         str | None,
         typer.Option(help="Name of a GGUF file in the model folder, to load instead.", metavar="NAME"),
@@ -79,13 +86,17 @@ def capture(
                 f"{option} is {value!r}; expected numbers with commas, such as {example}"
             ) from None
 
+    source = images if text is None else text
+    if source is None or (text is not None and images is not None):
+        raise InputError("give one of --text FILE and --images FILE to run the model over")
     written = run(
         model,
-        text,
+        source,
         "all" if layers == "all" else indices("--layers", layers),
         tokens,
         out=out,
         gguf=gguf,
+        images=text is None,
         sequence_length=sequence_length,
         heads=None if heads is None else indices("--heads", heads),
         prefix=prefix,

@@ -25,7 +25,7 @@ T = TypeVar("T")
 # Okabe and Ito's colours, which stay apart for most kinds of colour blindness; marker and dash say the same
 # again for the others.
 _RANDOM = {"favor+": "#D55E00", "favor++": "#0072B2", "trig": "#009E73", "landmark": "#000000",
-           "generalized-relu": "#CC79A7"}  # fmt: skip
+           "codebook": "#8B4513", "generalized-relu": "#CC79A7"}  # fmt: skip
 _FIXED = {
     "relu": ("#777777", "v"), "elu+1": ("#E69F00", "^"), "softmax": ("#56B4E9", "s"),
     "taylor": ("#777777", "P"), "relu^2": ("#777777", "<"), "exp": ("#777777", ">"),
@@ -57,7 +57,7 @@ def look(name: str) -> Look:
     base, *options = name.split(":")
     if base in _RANDOM:
         color = _RANDOM[base]
-        tuned = "calibrated" in options or base in ("generalized-relu", "landmark")
+        tuned = "calibrated" in options or base in ("generalized-relu", "landmark", "codebook")
         dash: Any = "-" if tuned else (0, (5, 2))
         if "iid" in options:
             dash = (0, (1, 1.2)) if tuned else (0, (5, 1, 1, 1))

@@ -52,6 +52,12 @@ class Recorder:
         self.sequences: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
         self._ran: set[int] = set()
 
+    @property
+    def tokens(self) -> int:
+        """Tokens recorded so far."""
+        rows = next(iter(self.sequences.values()), [])
+        return sum(query.shape[1] for query, _, _ in rows)
+
     def start_batch(self) -> None:
         """Announce the next forward pass."""
         self._ran.clear()

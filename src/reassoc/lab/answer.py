@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from .candidates import MEAN, RANDOM
+from .candidates import FITTED, MEAN, PROJECTED
 from .fidelity import Results, Row
 
 WORTHLESS = 1.0  # relative variance above which one draw's kernel estimate says next to nothing
@@ -174,15 +174,15 @@ def _comparisons(lines: list[Line], mean: Line | None) -> Iterable[str]:
             f"Calibration pays: {title(small)} features ({small.median:.2g}) is closer than the plain map at "
             f"{large.features:,} ({large.median:.2g}), with {factor:.0f} times fewer."
         )
-    drawn = [line for line in lines if line.map.split(":")[0] in RANDOM and line.map != "landmark"]
+    drawn = [line for line in lines if line.map.split(":")[0] in PROJECTED]
     if drawn:
         best = min(drawn, key=lambda line: line.median)
-        fitted = [line for line in useful if line.map == "landmark" and line.median < best.median]
+        fitted = [line for line in useful if line.map in FITTED and line.median < best.median]
         if fitted:
             smallest = min(fitted, key=lambda line: line.features)
             yield (
                 f"Fitting pays more: {title(smallest)} features ({smallest.median:.2g}), fitted to the "
-                "calibration half in closed form, is closer than every random map measured "
+                "calibration half, is closer than every random map measured "
                 f"({title(best)}: {best.median:.2g})."
             )
 

@@ -18,8 +18,10 @@ OPTIONS = {
     "hyperbolic": "antithetic pairs of positive features",
     "iid": "independent instead of orthogonal projections",
 }
-RANDOM = ("trig", "favor+", "favor++", "generalized-relu", "landmark")
 CALIBRATED = ("trig", "favor+", "favor++")
+PROJECTED = (*CALIBRATED, "generalized-relu")
+FITTED = ("landmark", "codebook")  # to the calibration half, always
+RANDOM = (*PROJECTED, *FITTED)
 LEARNED = ("hedgehog", "t2r")
 
 
@@ -76,7 +78,7 @@ class Candidate:
     @property
     def calibrated(self) -> bool:
         """Whether the map learns from the calibration half."""
-        return "calibrated" in self.options or self.base == "landmark"
+        return "calibrated" in self.options or self.base in FITTED
 
     @property
     def per_projection(self) -> int:
@@ -90,7 +92,7 @@ class Candidate:
         if not self.random:
             return make(self.base, dim, **({"heads": heads} if self.base in LEARNED else {}))
         assert self.width is not None
-        if self.base == "landmark":
+        if self.base in FITTED:
             return make(self.base, dim, num_features=self.width, scale=scale, seed=seed, heads=heads)
         options = {"hyperbolic": True} if "hyperbolic" in self.options else {}
         return make(
@@ -103,7 +105,9 @@ class Candidate:
         if self.base == "landmark":
             rank = (math.isqrt(8 * features + 1) - 1) // 2
             return 2 * LANDMARKS * (dim + rank) + 10 * LANDMARKS + 2 * features
-        if self.base in RANDOM:
+        if self.base == "codebook":
+            return 2 * dim * features + 10 * features
+        if self.base in PROJECTED:
             projections = features // self.per_projection
             calibration = 2 * dim * dim if self.calibrated else 0
             return 2 * projections * dim + 2 * dim + calibration + 10 * features
@@ -148,7 +152,7 @@ def _canonical(text: str) -> str:
     for option in options:
         if option not in OPTIONS:
             raise InputError(f"--maps: unknown option {option!r} in {text!r}; known: {', '.join(OPTIONS)}")
-        allowed = {"calibrated": CALIBRATED, "hyperbolic": ("favor+", "favor++"), "iid": RANDOM[:-1]}[option]
+        allowed = {"calibrated": CALIBRATED, "hyperbolic": ("favor+", "favor++"), "iid": PROJECTED}[option]
         if base not in allowed:
             raise InputError(f"--maps: option {option!r} is for {', '.join(allowed)}, not for {base!r}")
     if base == "favor++" and "calibrated" not in options:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .._errors import InputError
@@ -24,18 +25,19 @@ _BATCH_TOKENS = 1024  # keeps the score matrices of a batch small beside the mod
 
 def capture(
     model: str | os.PathLike[str],
-    text_file: str | os.PathLike[str],
+    source_file: str | os.PathLike[str],
     layers: Sequence[int] | Literal["all"],
     tokens: int,
     *,
     out: str | os.PathLike[str],
     gguf: str | None = None,
+    images: bool = False,
     sequence_length: int = 256,
     heads: Sequence[int] | None = None,
     prefix: str | None = None,
     progress: bool | None = None,
 ) -> Activations:
-    """Run a model over a text and write the queries, keys and values of its attention layers to a file.
+    """Run a model over a text, or images, and write what its attention layers received to a file.
 
     ```python
     capture("models/all-MiniLM-L6-v2", "text.txt", layers=[0, 5], tokens=4096, out="minilm.safetensors")
@@ -51,12 +53,15 @@ def capture(
 
     - `model`: folder with configuration, safetensors weights and tokenizer, or a name in the Hugging Face
       cache.
-    - `text_file`: UTF-8 text; its beginning is used.
+    - `source_file`: UTF-8 text; its beginning is used. With `images` a safetensors file that holds
+        `pixel_values` (images, channels, height, width), floating point, as the model takes them.
     - `layers`: indices of the layers, or "all".
-    - `tokens`: number of tokens to keep, special tokens included.
+    - `tokens`: number of tokens to keep, special tokens included; of images, whole ones until there are so
+        many.
     - `out`: the file to write, replaced in one step at the end.
     - `gguf`: name of a GGUF file in the folder, to load instead of safetensors weights.
-    - `sequence_length`: tokens of each sequence; the last sequence may be shorter.
+    - `images`: whether `source_file` holds images.
+    - `sequence_length`: tokens of each sequence of text; the last sequence may be shorter.
     - `heads`: indices of key heads to keep, each with all its query heads; None keeps all.
     - `prefix`: what site names begin with, `{prefix}.layer{i}`; the model's name if not given.
     - `progress`: whether to show a progress bar on standard error; None shows it on a terminal.
@@ -70,24 +75,33 @@ def capture(
     for name, number in (("tokens", tokens), ("sequence_length", sequence_length)):
         if number < 1:
             raise InputError(f"{name} is {number}; expected at least 1")
-    out, text_path = Path(out), Path(text_file)
-    _check_out(out, text_path)
-    text = read_text(text_path)
+    out, path = Path(out), Path(source_file)
+    _check_out(out, path)
+    text = "" if images else read_text(path)
     source = find_pretrained(model, gguf)
     longest = _max_positions(source.load_config())
-    if longest is not None and min(sequence_length, tokens) > longest:
+    if not images and longest is not None and min(sequence_length, tokens) > longest:
         raise InputError(
             f"{source.name}: sequence_length is {sequence_length}; this model takes at most {longest}"
         )
-    sequences = token_sequences(source.load_tokenizer(), text, text_path.name, tokens, sequence_length)
+    if images:
+        batches = _pixels(path)
+    else:
+        found = token_sequences(source.load_tokenizer(), text, path.name, tokens, sequence_length)
+        batches = _batches(found)
     recorder = Recorder(None if chosen is None else frozenset(chosen), kept)
     with _progress_bar(progress, tokens) as advance:
-        _run(source, sequences, recorder, advance)
+        _run(source, batches, recorder, advance, tokens)
     sites = _sites(source.name, prefix or source.name.split("/")[-1], recorder)
     options = [
         *("--model", source.argument, *(["--gguf", gguf] if gguf else [])),
-        *("--text", text_path.name, "--layers", "all" if chosen is None else ",".join(map(str, chosen))),
-        *("--tokens", str(tokens), "--sequence-length", str(sequence_length)),
+        *(
+            "--images" if images else "--text",
+            path.name,
+            "--layers",
+            "all" if chosen is None else ",".join(map(str, chosen)),
+        ),
+        *("--tokens", str(tokens), *([] if images else ["--sequence-length", str(sequence_length)])),
         *(["--heads", ",".join(map(str, kept))] if kept else []),
         *(["--prefix", prefix] if prefix else []),
         *("--out", out.name),
@@ -95,10 +109,10 @@ def capture(
     provenance = {
         "model": source.name,
         "model_sha256": source.sha256(),
-        "text": text_path.name,
-        "text_sha256": file_sha256(text_path),
+        "images" if images else "text": path.name,
+        "images_sha256" if images else "text_sha256": file_sha256(path),
         "tokens": tokens,
-        "sequence_length": sequence_length,
+        "sequence_length": None if images else sequence_length,
         "stored_as_float32": [site.name for site in sites if site.query.dtype == torch.float32],
         "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers")},
         "command": shlex.join(["reassoc", "capture", *options]),
@@ -108,24 +122,29 @@ def capture(
 
 
 def _run(
-    source: Pretrained, sequences: list[list[int]], recorder: Recorder, advance: Callable[[int], None]
+    source: Pretrained,
+    batches: Iterator[dict[str, Tensor]],
+    recorder: Recorder,
+    advance: Callable[[int], None],
+    tokens: int,
 ) -> None:
     model = source.load_model()
     if getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
     with recording(model, recorder), torch.inference_mode():
-        for batch in _batches(sequences):
-            ids = torch.tensor(batch)
+        done = 0
+        for batch in batches:
             recorder.start_batch()
             try:
-                model(input_ids=ids, attention_mask=torch.ones_like(ids))
+                model(**batch)
             except (InputError, MemoryError):
                 raise
             except Exception as error:  # whatever foreign modeling code does not like about plain text
                 reason = " ".join(str(error).split())
                 raise InputError(
-                    f"{source.name}: {type(model).__name__} failed on the text ({type(error).__name__}: "
-                    f"{reason:.300}); expected a model of text alone. A smaller --sequence-length may help"
+                    f"{source.name}: {type(model).__name__} failed on the input ({type(error).__name__}: "
+                    f"{reason:.300}); expected a model of text alone, or --images for one of images. A "
+                    "smaller --sequence-length may help"
                 ) from error
             if not recorder.seen:
                 raise InputError(
@@ -137,17 +156,45 @@ def _run(
                 raise InputError(
                     f"{source.name}: no attention in layer {missing[0]}; layers are {_ranges(recorder.seen)}"
                 )
-            advance(ids.numel())
+            before, done = done, recorder.tokens
+            advance(done - before)
+            if done >= tokens:
+                break
 
 
-def _batches(sequences: list[list[int]]) -> Iterator[list[list[int]]]:
+def _pixels(path: Path) -> Iterator[dict[str, Tensor]]:
+    """One image after the other; `InputError` if the file holds none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            pixels = file.get_tensor("pixel_values")
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file of images") from error
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path}: no safetensors file with pixel_values ({error}); write one with "
+            'safetensors.torch.save_file({"pixel_values": ...}, path)'
+        ) from error
+    if pixels.ndim != 4 or not pixels.is_floating_point() or not len(pixels):
+        raise InputError(
+            f"{path}: pixel_values is {pixels.dtype} of shape {tuple(pixels.shape)}; expected floating point "
+            "(images, channels, height, width)"
+        )
+    return ({"pixel_values": image[None].float()} for image in pixels)
+
+
+def _batches(sequences: list[list[int]]) -> Iterator[dict[str, Tensor]]:
     # Only the last sequence can be shorter. By itself it needs no padding, and so no padding is ever seen.
     full = [ids for ids in sequences if len(ids) == len(sequences[0])]
     size = max(1, _BATCH_TOKENS // len(full[0]))
     for start in range(0, len(full), size):
-        yield full[start : start + size]
+        yield _batch(full[start : start + size])
     if len(full) < len(sequences):
-        yield sequences[len(full) :]
+        yield _batch(sequences[len(full) :])
+
+
+def _batch(rows: list[list[int]]) -> dict[str, Tensor]:
+    ids = torch.tensor(rows)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def _sites(model: str, prefix: str, recorder: Recorder) -> list[Site]:

@@ -9,7 +9,7 @@ from ..._errors import InputError
 from ...feature_maps import DPFP, FeatureMap, make
 from ..recipes import Recipe, recipe
 
-_LEARNED = ("hedgehog", "t2r")
+_LEARNED = ("hedgehog", "t2r", "codebook")
 _TAKEN = "capacity takes MAP[:RULE][:NORMALIZATION][:features=N][:iid] with rules sum and delta"
 
 
