@@ -332,6 +332,70 @@ def _one_head(
     return output, weight, bad, scale, spread
 
 
+def hybrid(
+    query: Tensor,  # (B, H, N, d)
+    key: Tensor,  # (B, G, N, d); anything but NaN where hidden
+    value: Tensor,  # (B, G, N, e)
+    far: tuple[Features, Features] | None,  # of queries (B, H, N, r), whole, and of keys (B, G, N, r)
+    *,
+    scale: float,
+    window: int,
+    sinks: int = 0,
+    span: int | None = None,
+    log_weight: Tensor | None = None,  # (H,)
+    log_decay: Tensor | None = None,  # (G,)
+    key_mask: Tensor | None = None,  # (B, N)
+    undefined: str = "nan",
+) -> Result:
+    """Hybrid attention, pair by pair: what a key weighs depends on where it stands, and on nothing else."""
+    batch, heads, n, _ = query.shape
+    groups = key.shape[1]
+    real = torch.ones(batch, n, dtype=torch.bool) if key_mask is None else key_mask
+    results = []
+    for b, h in itertools.product(range(batch), range(heads)):
+        g = h // (heads // groups)
+        back = torch.arange(n)[:, None] - torch.arange(n)[None]  # how far key j is behind query i
+        visible = (back >= 0) & real[b]
+        if span is not None:
+            visible = visible & (back < span)
+        sink = real[b] & (real[b].cumsum(0) <= sinks)
+        near = visible & ((back < window) | sink)
+        signs = [torch.ones(n, n, 1, dtype=query.dtype)]
+        logs = [(query[b, h] @ key[b, g].T * scale).masked_fill(~near, -math.inf)[..., None]]
+        if far is not None:
+            of_query, of_key = far
+            # A token decays what left the window before it, and does so as it leaves itself.
+            left = (real[b] & ~sink).cumsum(0)
+            steps = torch.cat([left.new_zeros(min(window, n)), left[: max(n - window, 0)]])
+            exponent = of_query.log[b, h][:, None] + of_key.log[b, g][None]
+            if log_decay is not None:
+                exponent = exponent + (log_decay[g] * (steps[:, None] - left[None]))[..., None]
+            if log_weight is not None:
+                exponent = exponent + log_weight[h]
+            logs.append(exponent.masked_fill(~(visible & ~near)[..., None], -math.inf))
+            signs.append(of_query.sign[b, h][:, None] * of_key.sign[b, g][None])
+        exponent, sign = torch.cat(logs, -1), torch.cat(signs, -1)
+        counts = torch.where(sign == 0, -math.inf, exponent.detach())
+        top = counts.flatten(1).amax(1) if n else counts.new_zeros(0)
+        top = torch.where(top.isfinite(), top, torch.zeros_like(top))
+        # A zero feature counts for nothing, however large the others are, but keeps its gradient.
+        terms = sign * (exponent - top[:, None, None]).clamp(max=600.0).exp()
+        weight, size = terms.sum(-1), terms.detach().abs().sum(-1)
+        denominator = weight.sum(1)
+        bad = (denominator == 0) | ~visible.any(1)
+        safe = torch.where(bad, torch.ones_like(denominator), denominator)
+        weight, size = weight / safe[:, None], size / safe.detach().abs()[:, None]
+        fill = math.nan if undefined == "nan" else 0.0
+        output = torch.where(bad[:, None], fill, weight @ value[b, g])
+        size = torch.where(bad[:, None], 0.0, size)
+        spread = size.sum(1)
+        unit = size @ value[b, g].detach().abs()
+        unit = unit + (spread - 1).clamp_min(0)[:, None] * output.detach().abs().nan_to_num()
+        results.append((output, weight, bad, unit, spread))
+    stacked = [torch.stack(list(column)) for column in zip(*results, strict=True)]
+    return Result(*(column.unflatten(0, (batch, heads)) for column in stacked))
+
+
 def _writes(key: Features, decay: Tensor, beta: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     """What tokens take from each other: beta_i k_i^T exp(D_ij) k_j for j < i; the same of absolute values.
 

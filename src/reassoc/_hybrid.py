@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal, NamedTuple, overload
 
@@ -160,7 +161,8 @@ def hybrid_step(
         tokens, first, after = _split(query, key, value, key_mask, origin, state)
         sums = _exact(tokens, first, origin, s.accumulate(query.dtype))
         memory, advance = state.memory, None
-        if memory is not None and s.window is not None:
+        # A backend that was named runs the step too; "auto" takes the one written for single tokens.
+        if memory is not None and (s.window is not None or backend in ("reference", "native")):
             read, row, memory = unnormalized(tokens.leaving(query), s, memory, True)
             sums = _join(sums, (read, row), log_weight)
         elif memory is not None:
@@ -272,10 +274,13 @@ def _join(
     (sums, row), (read, far_row) = near, far
     weight = row.new_zeros(()) if log_weight is None else log_weight.to(row.dtype)[:, None]
     far_row = weight.expand_as(row) if far_row is None else far_row + weight
-    top = torch.maximum(row, far_row.detach())
+    # A read of nothing has no scale: weights near zero beside it would vanish. It still has a gradient.
+    level = far_row.detach().masked_fill((read.detach() == 0).all(-1), -torch.inf)
+    top = torch.maximum(row, level)
     top = top.masked_fill(top == -torch.inf, 0.0)
-    whole = sums * (row - top).exp()[..., None] + read * (far_row - top).exp()[..., None]
-    return whole, top
+    most = math.log(torch.finfo(row.dtype).max) / 2
+    far_size = (far_row - top).clamp(max=most).exp()
+    return sums * (row - top).exp()[..., None] + read * far_size[..., None], top
 
 
 def _checked(
@@ -304,8 +309,14 @@ def _checked(
             "hybrid_attention takes rule Sum, or Decay with one log_decay for each key head: under a shared "
             f"denominator every weight must stay one that softmax could give, got {rule!r}"
         )
-    if log_weight is not None and tuple(log_weight.shape) != (heads,):
-        raise ValueError(f"log_weight must have shape (H,) = {(heads,)}, got {tuple(log_weight.shape)}")
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
+        raise TypeError(f"scale must be a number, got {type(scale).__name__}")
+    if scale is not None and not -math.inf < scale < math.inf:  # math.isfinite would not trace
+        raise ValueError(f"scale must be finite, got {scale!r}")
+    if log_weight is not None:
+        check_tensor("log_weight", log_weight, (heads,))
+        if log_weight.device != query.device:
+            raise TypeError(f"log_weight must be on {query.device}, got {log_weight.device}")
     far = None if span is None else span - window
     named = "identity" if feature_map is None else feature_map
     s = settings(named, dim, rule=rule, window=far, undefined=undefined, backend=backend, like=query)

@@ -40,7 +40,7 @@ def exact_reads(
     heads, length = query.shape[1:3]
     groups = key.shape[1]
     size = min(BLOCK, max(length, 1))
-    blocks = -(-length // size)
+    blocks = max(-(-length // size), 1)
     missing = blocks * size - length
     span = window + size
     # Query heads that read one key head are rows of one product.

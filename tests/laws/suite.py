@@ -79,6 +79,9 @@ EXTRA_MAPS: dict[str, Callable[[int, int], Any]] = {
     "landmark": lambda dim, heads: _calibrated(
         feature_maps.LandmarkFeatures(dim, 10, landmarks=20, heads=heads, seed=8), heads, dim
     ),
+    "codebook per head": lambda dim, heads: _calibrated(
+        feature_maps.CodebookFeatures(dim, 6, heads=heads, seed=9), heads, dim
+    ),
     "dpfp-3": lambda dim, heads: feature_maps.DPFP(dim, 3),
     "hedgehog per head": lambda dim, heads: _hedgehog(dim, heads),
     "t2r per head": lambda dim, heads: feature_maps.LearnedReLU(dim, 5, heads=heads),

@@ -11,8 +11,11 @@ from . import FAILED
 from ._bench import bench
 from ._capacity import capacity
 from ._capture import capture
+from ._convert import convert
 from ._doctor import doctor
+from ._evaluate import evaluate
 from ._fidelity import fidelity
+from ._generate import generate
 from ._lm import lm
 from ._recall import recall
 from ._seq2seq import seq2seq
@@ -30,6 +33,9 @@ app = typer.Typer(
 )
 app.command()(fidelity)
 app.command()(capture)
+app.command()(convert)
+app.command()(evaluate)
+app.command()(generate)
 app.command()(bench)
 app.command()(capacity)
 app.command()(recall)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -21,5 +22,13 @@ def command(context: typer.Context) -> str:
         if isinstance(value, bool):
             words.append((option.opts if value else option.secondary_opts)[0])
         else:
-            words += [option.opts[0], value.name if isinstance(value, Path) else str(value)]
+            for each in value if isinstance(value, list | tuple) else [value]:
+                words += [option.opts[0], _shown(each)]
     return shlex.join(words)
+
+
+def _shown(value: object) -> str:
+    """A file or folder by its name, given as a path or found at what was given; anything else as it is."""
+    text = str(value)
+    local = isinstance(value, Path) or (isinstance(value, str) and os.sep in text and os.path.exists(text))
+    return Path(text).name if local else text

@@ -106,12 +106,17 @@ def for_layer(
         ValueError, TypeError: as :func:`make`.
     """
     kind, _ = _kind(name)
-    taken = inspect.signature(kind.__init__).parameters
+    taken = takes(name)
     own = {"heads": heads} if scale is None else {"heads": heads, "scale": scale}
     options |= {key: value for key, value in own.items() if key in taken and key not in options}
     if issubclass(kind, RandomFeatures) and options.get("projections") is None:
         options["seed"] = (int(options.get("seed", 0)) << 16) + layer
     return make(name, dim, **options)
+
+
+def takes(name: str) -> tuple[str, ...]:
+    """Names of the options that a map can be made with; ``ValueError`` for an unknown map."""
+    return tuple(inspect.signature(_kind(name)[0].__init__).parameters)
 
 
 def _kind(name: str) -> tuple[type[FeatureMap], dict[str, Any]]:

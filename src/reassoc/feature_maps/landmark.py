@@ -89,16 +89,12 @@ class LandmarkFeatures(FeatureMap):
             self.register_buffer(f"{side}_landmarks", torch.zeros(*lead, landmarks, dim))
             self.register_buffer(f"{side}_offset", torch.zeros(*row, landmarks))
             self.register_buffer(f"{side}_weight", torch.zeros(*lead, landmarks, self.rank))
-        self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
-        first, second = torch.triu_indices(self.rank, self.rank)
-        self.register_buffer("first", first, persistent=False)
-        self.register_buffer("second", second, persistent=False)
+        # Never on the meta device, where a loader may build the map: it is read at once.
+        self.register_buffer("fitted", torch.zeros((), dtype=torch.bool, device="cpu"))
         self.register_load_state_dict_post_hook(_remember)  # type: ignore[no-untyped-call]
         self._remember()
 
     fitted: Tensor
-    first: Tensor
-    second: Tensor
 
     @property
     def symmetric(self) -> bool:
@@ -108,14 +104,21 @@ class LandmarkFeatures(FeatureMap):
     @property
     def calibrated(self) -> bool:
         """Whether the map has been fitted."""
-        return self._calibrated
+        return self._current()._calibrated
 
     @property
     def fingerprint(self) -> str:
         """The fit included."""
-        return self._fingerprint
+        return self._current()._fingerprint
+
+    def _current(self) -> LandmarkFeatures:
+        # Some loaders put other tensors in the place of buffers, past load_state_dict and its hooks.
+        if self._source is not self.fitted:
+            self._remember()
+        return self
 
     def _remember(self) -> None:
+        self._source = self.fitted
         self._calibrated = bool(self.fitted)
         numbers = [self.get_buffer(f"{side}_{part}") for side in ("query", "key") for part in Side._fields]
         fit = digest(*numbers) if self._calibrated else "not calibrated"
@@ -142,7 +145,7 @@ class LandmarkFeatures(FeatureMap):
         return self
 
     def _features(self, x: Tensor, side: str) -> Features:
-        if not self._calibrated:
+        if not self.calibrated:
             raise ValueError(
                 "LandmarkFeatures is fitted to data: call calibrate_(query, key) before using it"
             )
@@ -154,8 +157,9 @@ class LandmarkFeatures(FeatureMap):
         mixed = (log - top).exp() @ weight
         length = mixed.detach().norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny ** 0.5)
         mixed = mixed / length
-        twice = mixed.new_full(self.first.shape, math.sqrt(2.0)).masked_fill(self.first == self.second, 1.0)
-        return Features(mixed[..., self.first] * mixed[..., self.second] * twice, 2 * (top + length.log()))
+        first, second = torch.triu_indices(self.rank, self.rank, device=x.device)
+        twice = mixed.new_full(first.shape, math.sqrt(2.0)).masked_fill(first == second, 1.0)
+        return Features(mixed[..., first] * mixed[..., second] * twice, 2 * (top + length.log()))
 
     def query_features(self, x: Tensor) -> Features:
         """Bounded signed features ``(..., r)`` and one logarithm ``(..., 1)`` for each query."""

@@ -96,34 +96,41 @@ class RandomFeatures(FeatureMap):
     @property
     def seed(self) -> int:
         """The seed that projections are drawn from."""
-        return self._seed
+        return self._current()._seed
 
     @property
     def draws(self) -> int:
         """How often :meth:`redraw_` was called."""
-        return self._draws
+        return self._current()._draws
 
     @property
     def calibrated(self) -> bool:
         """Whether :meth:`calibrate_` has set the identities of calibration.py."""
-        return self._calibrated
+        return self._current()._calibrated
 
     @property
     def symmetric(self) -> bool:
         """Until calibrated."""
-        return not self._calibrated
+        return not self.calibrated
 
     @property
     def fingerprint(self) -> str:
         """Seed, draw and calibration included: another draw is another kernel."""
-        return self._fingerprint
+        return self._current()._fingerprint
 
     def _options(self) -> str:
         """What distinguishes maps of one class beside their numbers."""
         return ""
 
+    def _current(self) -> RandomFeatures:
+        # Some loaders put other tensors in the place of buffers, past load_state_dict and its hooks.
+        if self._source is not self.draw:
+            self._remember()
+        return self
+
     def _remember(self) -> None:
         # Read back once, when something changes: tracing and fast calls never wait for a device.
+        self._source = self.draw
         self._seed, self._draws, calibrated, given = (int(n) for n in self.draw.tolist())
         self._calibrated, self._given = bool(calibrated), bool(given)
         source = f"seed={self._seed}, draw={self._draws}"
@@ -144,7 +151,7 @@ class RandomFeatures(FeatureMap):
         Raises:
             ValueError: the projections were given, so there is nothing to draw from.
         """
-        if self._given:
+        if self._current()._given:
             raise ValueError("redraw_: the projections were given by the caller; make a new map instead")
         shape = tuple(self.projections.shape)
         fresh = draw(shape, self.orthogonal, self.norms, self._seed, self._draws + 1)
@@ -181,21 +188,21 @@ class RandomFeatures(FeatureMap):
 
     def log_query_factor(self, x: Tensor) -> Tensor | None:
         """``q . k0``: what centring the keys at k0 leaves behind, ``(...,)``; ``None`` uncalibrated."""
-        if not self._calibrated:
+        if not self.calibrated:
             return None
         return (x * math.sqrt(self.scale) * self.key_center.to(x.dtype)).sum(-1)
 
     def _queries(self, x: Tensor) -> Tensor:
         """Scaled and calibrated queries, ``(..., d)``."""
         x = x * math.sqrt(self.scale)
-        if not self._calibrated:
+        if not self.calibrated:
             return x
         return (x - self.query_center.to(x.dtype)) @ self.query_map.mT.to(x.dtype)
 
     def _keys(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Scaled and calibrated keys ``(..., d)``, and the logarithm ``(..., 1)`` of a weight each."""
         x = x * math.sqrt(self.scale)
-        if not self._calibrated:
+        if not self.calibrated:
             return x, None
         x = x - self.key_center.to(x.dtype)
         weight = (x * self.query_center.to(x.dtype)).sum(-1, keepdim=True)

@@ -5,6 +5,7 @@ from .cache import KernelCacheLayer, cache_bytes
 from .calibrate import calibrate
 from .convert import convert, kernel_layers
 from .distill import Training, transfer, tune
+from .evaluate import agreement, embeddings, perplexity, recall
 from .observe import softmax_teacher
 from .text import blocks, examples, lines, padded
 
@@ -12,14 +13,18 @@ __all__ = [
     "KernelCacheLayer",
     "KernelLayer",
     "Training",
+    "agreement",
     "blocks",
     "cache_bytes",
     "calibrate",
     "convert",
+    "embeddings",
     "examples",
     "kernel_layers",
     "lines",
     "padded",
+    "perplexity",
+    "recall",
     "softmax_teacher",
     "transfer",
     "tune",

@@ -130,8 +130,16 @@ def padding(
 
     Raises:
         InputError: a mask that hides a position from its neighbour (packed sequences, blocks): no summary
-            shared by all queries exists for it.
+            shared by all queries exists for it; or a cache of fixed length.
     """
+    last = q_offset + q_length
+    if mask_function is not None and kv_offset + kv_length > last:
+        row, zero, end = (torch.full((), n, device=device) for n in (0, 0, last))
+        if not bool(torch.as_tensor(mask_function(row, zero, end - 1, end))):
+            raise InputError(
+                "the cache is of fixed length ('static'), which kernel attention has no use for: leave out "
+                "cache_implementation, and the cache is of constant size"
+            )
     if mask_function is not None and q_length > 1:
         if use_vmap:
             raise InputError(

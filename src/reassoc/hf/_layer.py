@@ -52,11 +52,11 @@ class KernelLayer(nn.Module):
         kind = self.conversion.rule
         if kind == "sum":
             return Sum()
-        log_decay = -self.decay.float().exp() if "decay" in self._parameters else None
+        log_decay = -_exact(self.decay).exp() if "decay" in self._parameters else None
         if kind == "decay":
             assert log_decay is not None
             return Decay(log_decay)
-        beta = self.strength.float().sigmoid()[None, :, None].expand(key.shape[:3])
+        beta = _exact(self.strength).sigmoid()[None, :, None].expand(key.shape[:3])
         return Delta(beta) if log_decay is None else GatedDelta(beta, log_decay)
 
     def forward(
@@ -79,7 +79,7 @@ class KernelLayer(nn.Module):
         stepping = state is not None and query.shape[2] == 1
         rule = self._rule(key)
         if self.hybrid:
-            o = self._exact()
+            o = self._near()
             weight = getattr(self, "log_weight", None) if o["feature_map"] is not None else None
             common: dict[str, Any] = {"log_weight": weight, "rule": rule, "key_mask": key_mask}
             common["undefined"] = "zero"
@@ -104,7 +104,7 @@ class KernelLayer(nn.Module):
         )  # fmt: skip
         return found if keep else (found, None)
 
-    def _exact(self) -> dict[str, Any]:
+    def _near(self) -> dict[str, Any]:
         """Map, window, sinks and span: a sliding window of the model's own hides what is further back."""
         window, span = self.conversion.window, self.site.span
         assert window is not None
@@ -113,6 +113,11 @@ class KernelLayer(nn.Module):
         if span <= window or self.feature_map is None:
             return {"feature_map": None, "window": min(span, window)}
         return {"feature_map": self.feature_map, "window": window, "span": span}
+
+
+def _exact(rate: Tensor) -> Tensor:
+    """At least single precision: half of it cannot tell rates near zero apart."""
+    return rate.to(torch.promote_types(rate.dtype, torch.float32))
 
 
 def _build(conversion: Conversion, site: Site, index: int) -> FeatureMap:

@@ -13,6 +13,8 @@ from ._interface import EXTRAS, padding, softmax
 from ._settings import Site
 
 _NAME = "reassoc_probe"
+_NEAR = "_reassoc_near"  # on a mask that hides keys far back
+_FAR = 1 << 40
 _SEEN: dict[nn.Module, tuple[Site, bool]] = {}  # module -> what it asked for, and whether of its own tokens
 
 
@@ -36,6 +38,11 @@ def _watch(
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     span = kwargs.get("sliding_window")
+    if causal and not isinstance(span, int) and getattr(attention_mask, _NEAR, False):
+        raise InputError(
+            f"{type(module).__name__} hides far keys by its mask alone, without a sliding_window that kernel "
+            "attention could follow: not supported"
+        )
     site = Site(
         query.shape[1], key.shape[1], query.shape[3], value.shape[3], scale, causal,
         span if isinstance(span, int) else None,
@@ -47,8 +54,22 @@ def _watch(
     return output.transpose(1, 2).contiguous(), None
 
 
+def _mask(*, mask_function: Any = None, **options: Any) -> Tensor | None:
+    """The padding, marked where the model means more by its mask: that keys far back are hidden."""
+    found = padding(mask_function=mask_function, **options)
+    if mask_function is None:
+        return found
+    device = options["device"]
+    row, far = torch.zeros((), dtype=torch.int64, device=device), torch.tensor(_FAR, device=device)
+    if not bool(torch.as_tensor(mask_function(row, row, far, row))):
+        if found is None:
+            found = torch.ones(options["batch_size"], options["kv_length"], dtype=torch.bool, device=device)
+        setattr(found, _NEAR, True)
+    return found
+
+
 AttentionInterface.register(_NAME, _watch)
-AttentionMaskInterface.register(_NAME, padding)
+AttentionMaskInterface.register(_NAME, _mask)
 
 
 def find_sites(model: PreTrainedModel, example: dict[str, Tensor] | None) -> dict[nn.Module, Site]:

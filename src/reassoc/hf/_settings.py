@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -59,6 +60,15 @@ class Conversion:
                 f"sinks={self.sinks} and feature_map={self.feature_map!r} need a window: they say what "
                 "is seen beside it"
             )
+        try:
+            kept = json.loads(json.dumps(dict(self.map_options))) == dict(self.map_options)
+        except (TypeError, ValueError):
+            kept = False
+        if not kept:
+            raise InputError(
+                f"map_options are {sorted(self.map_options)}; expected numbers, names and lists only, which "
+                "config.json can keep"
+            )
         if self.rule not in RULES:
             raise InputError(f"rule is {self.rule!r}; expected one of {', '.join(RULES)}")
         if self.window is not None and "delta" in self.rule:
@@ -79,6 +89,10 @@ class Conversion:
                 raise ValueError(f"format {kept['format']!r}")
             rest = {k: v for k, v in kept.items() if k not in ("format", "sites")}
             sites = {name: Site(**site) for name, site in kept["sites"].items()}
+            for name, site in sites.items():
+                sizes = (site.heads, site.key_heads, site.dim, site.value_dim)
+                if not all(isinstance(size, int) and size > 0 for size in sizes) or sizes[0] % sizes[1]:
+                    raise ValueError(f"{name} has heads and sizes {sizes}")
             found = cls(**rest, sites=sites)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(

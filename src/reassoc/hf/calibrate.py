@@ -17,7 +17,12 @@ from .text import Example, padded
 
 
 def calibrate(
-    model: PreTrainedModel, examples: Sequence[Example], *, tokens: int = 16384, batch: int = 1
+    model: PreTrainedModel,
+    examples: Sequence[Example],
+    *,
+    tokens: int = 16384,
+    batch: int = 1,
+    bfloat16: bool = False,
 ) -> int:
     """Let the map of every converted layer learn from what softmax attention sees there.
 
@@ -28,7 +33,7 @@ def calibrate(
         model: a converted model; its maps are set in place.
         examples: from :func:`reassoc.hf.blocks` or :func:`reassoc.hf.lines`.
         tokens: how many to look at, taken evenly from all examples.
-        batch: examples in one pass.
+        batch: examples in one pass. bfloat16: run the model in mixed precision.
 
     Returns:
         Number of layers set; maps that learn nothing from data count for none.
@@ -57,7 +62,8 @@ def calibrate(
     training = model.training
     model.eval()
     device = model.device
-    with torch.no_grad(), softmax_teacher(collect):
+    mixed = torch.autocast(device.type, torch.bfloat16, enabled=bfloat16)
+    with torch.no_grad(), softmax_teacher(collect), mixed:
         chosen = spread(examples, tokens)
         for start in range(0, len(chosen), batch):
             rows = padded(chosen[start : start + batch])

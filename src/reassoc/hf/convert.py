@@ -91,6 +91,11 @@ def convert(
             )
         if not site.causal and feature_map is None:
             raise InputError(f"layer {index} sees both ways and has no recent tokens: it needs a feature map")
+        if site.span is not None and "delta" in wanted.rule:
+            raise InputError(
+                f"layer {index} has a sliding window of {site.span}, which rule={wanted.rule!r} cannot have: use "
+                "rule='sum' or 'decay', or leave the layer out with layers="
+            )
         sites[names[module]] = site
     conversion = replace(wanted, sites=sites)
     install(model, conversion)
@@ -103,11 +108,12 @@ def install(model: PreTrainedModel, conversion: Conversion) -> None:
     """Put a :class:`KernelLayer` into every attention module that the conversion names and that is there."""
     base = _base(model)
     modules = dict(base.named_modules())
-    for index, (name, site) in enumerate(conversion.sites.items()):
-        module = modules.get(name)
-        if module is None or hasattr(module, SLOT):
-            continue
-        layer = KernelLayer(conversion, site, index)
+    made = [
+        (modules[name], KernelLayer(conversion, site, index))
+        for index, (name, site) in enumerate(conversion.sites.items())
+        if name in modules and not hasattr(modules[name], SLOT)
+    ]
+    for module, layer in made:
         like = next(module.parameters(), None)
         if like is not None:
             layer.to(like.device)
@@ -152,6 +158,33 @@ def _come_back(original: Any) -> Any:
 
     return post_init
 
+
+def _complete(original: Any) -> Any:
+    @functools.wraps(original)
+    def adjust(self: PreTrainedModel, loading_info: Any) -> Any:
+        missing, extra = (
+            sorted(name for name in names if f".{SLOT}." in name)
+            for names in (loading_info.missing_keys, loading_info.unexpected_keys)
+        )
+        if missing:
+            raise InputError(
+                f"the checkpoint lacks {missing[0]}, which its config.json promises: it is not the one that "
+                "save_pretrained wrote after the conversion"
+            )
+        if extra and next(kernel_layers(self), None) is None:
+            raise InputError(
+                f"the checkpoint holds {extra[0]}, but 'reassoc' in its config.json names no such layer: take "
+                "the config.json that save_pretrained wrote beside it"
+            )
+        return original(self, loading_info)
+
+    return adjust
+
+
+# Weights that are missing would be whatever was in memory, and weights too many would be left out silently.
+PreTrainedModel._adjust_missing_and_unexpected_keys = _complete(
+    PreTrainedModel._adjust_missing_and_unexpected_keys
+)
 
 # A checkpoint's weights are read into what its class makes: the layers have to be there before. Every model
 # class of transformers ends its construction with this method.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,7 +187,12 @@ def tune(
         r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets,
         modules_to_save=[SLOT] if converted else None,
     )  # fmt: skip
-    adapted = get_peft_model(model, adapters)
+    with warnings.catch_warnings():
+        # peft asks for a property under its old name.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        adapted = get_peft_model(model, adapters)
+    # Checkpoints would look for this name on a hub.
+    adapted.peft_config["default"].base_model_name_or_path = ""
     split: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, parameter in adapted.named_parameters():
         if parameter.requires_grad:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ def blocks(tokenizer: Any, texts: Sequence[str], length: int) -> list[Example]:
     """
     found: list[Example] = []
     for index, text in enumerate(texts):
-        ids = torch.tensor(_plain(tokenizer, text), dtype=torch.int64)
+        ids = torch.tensor(plain_ids(tokenizer, text), dtype=torch.int64)
         if len(ids) < length:
             raise InputError(
                 f"text {index + 1} has {len(ids)} tokens of this model, a block takes {length}: give a "
@@ -58,6 +58,22 @@ def examples(model: Any, tokenizer: Any, texts: Sequence[str], length: int) -> l
     return (blocks if model.can_generate() else lines)(tokenizer, texts, length)
 
 
+def by_name(
+    cut: Callable[[Any, Sequence[str], int], list[Example]],  # blocks or lines
+    tokenizer: Any,
+    texts: Mapping[str, str],
+    length: int,
+) -> dict[str, list[Example]]:
+    """The examples of each text; an error names the text."""
+    found = {}
+    for name, text in texts.items():
+        try:
+            found[name] = cut(tokenizer, [text], length)
+        except InputError as error:
+            raise InputError(str(error).replace("text 1", name, 1)) from None
+    return found
+
+
 def padded(rows: Sequence[Example]) -> Example:
     """A batch ``(B, tokens)``: short rows are padded at the right, and masked."""
     longest = max(len(row["input_ids"]) for row in rows)
@@ -67,7 +83,8 @@ def padded(rows: Sequence[Example]) -> Example:
     }
 
 
-def _plain(tokenizer: Any, text: str) -> list[int]:
+def plain_ids(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text, without special tokens."""
     # Padding and truncation are named, because a saved tokenizer may have either switched on.
     plain = {"add_special_tokens": False, "padding": False, "truncation": False, "verbose": False}
     ids: list[int] = tokenizer(text, **plain)["input_ids"]

@@ -33,14 +33,30 @@ class Pretrained:
         """Load the configuration; `InputError` if there is none."""
         return self._load("AutoConfig", "configuration")
 
-    def load_model(self) -> Any:
-        """Load the model in float32 and evaluation mode, without its task head.
+    def load_model(self, *, head: bool = False) -> Any:
+        """Load the model in float32 and evaluation mode; a converted one comes back converted.
+
+        **Arguments**
+
+        - `head`: with the task head that its configuration names, such as a language model's, so that it can
+          write text and be saved again; otherwise without.
 
         **Raises** `InputError`: no weights in safetensors or GGUF, damaged ones, or weights that lack a part
         of the model, which transformers would fill with random numbers.
         """
-        how = {} if self.gguf else {"use_safetensors": True}
-        model, report = self._load("AutoModel", "model", dtype=torch.float32, output_loading_info=True, **how)
+        # Nobody else may have imported it, and without it a converted checkpoint loads as softmax attention.
+        importlib.import_module("reassoc.hf")
+        how: dict[str, Any] = {} if self.gguf else {"use_safetensors": True}
+        loader = "AutoModel"
+        if head:
+            named = getattr(self.load_config(), "architectures", None) or ["AutoModel"]
+            # A GGUF file holds a language model, and its configuration may not say so.
+            loader = "AutoModelForCausalLM" if self.gguf else named[0]
+            if not hasattr(import_transformers(), loader):
+                raise InputError(f"{self.name}: config.json names {loader!r}, unknown to transformers")
+            if self.gguf:  # weights as stored cannot be saved in another format
+                how["quantization_config"] = import_transformers().GgufConfig(dequantize=True)
+        model, report = self._load(loader, "model", dtype=torch.float32, output_loading_info=True, **how)
         # A checkpoint of a task model has no pooler; nothing that attention sees depends on one.
         missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
         if missing:
@@ -122,7 +138,7 @@ def import_transformers() -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
-        raise InputError("capturing needs the package transformers; pip install 'reassoc[hf]'") from error
+        raise InputError("this needs the package transformers; pip install 'reassoc[hf]'") from error
 
 
 def file_sha256(path: Path) -> str:
@@ -135,25 +151,30 @@ def file_sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def quiet_and_offline() -> Iterator[None]:
-    """Silence transformers' log and progress bars, and forbid its use of the network, within the block."""
+def quiet_log() -> Iterator[None]:
+    """Silence transformers' log and bars of loading and saving within the block, not those of a training."""
     logging: Any = importlib.import_module("transformers.utils.logging")
-    constants: Any = importlib.import_module("huggingface_hub.constants")
-    verbosity, bars, offline = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        constants.HF_HUB_OFFLINE,
-    )
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def quiet_and_offline() -> Iterator[None]:
+    """Be quiet, and forbid transformers' use of the network, within the block."""
+    constants: Any = importlib.import_module("huggingface_hub.constants")
+    offline = constants.HF_HUB_OFFLINE
     # The environment variable is read once, at import; this is what it sets.
     constants.HF_HUB_OFFLINE = True
     try:
         # The GGUF reader draws a bar of its own that no setting turns off.
-        with contextlib.redirect_stderr(io.StringIO()):
+        with quiet_log(), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         constants.HF_HUB_OFFLINE = offline
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

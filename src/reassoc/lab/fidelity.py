@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import InputError
+from .._parts import Parts
 from ._machine import machine, versions
-from ._parts import Parts
 from ._progress import Progress
 from ._sites import Site
 from .activations import Activations

@@ -16,11 +16,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..._memory import forget_peak, resident
 from .contenders import Contender
 from .gate import arranged, cotangent, perform
 from .inputs import make_inputs
@@ -112,7 +112,7 @@ def peak(contender: Contender, settings: Settings, direction: str, length: int) 
     gc.collect()
     _trim()
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    forget_peak()
     results = call()
     most = resident("VmHWM")
     # The output counts as a result of backward too, though it is freed by then.
@@ -126,14 +126,6 @@ def _call(
     ready = contender.ready(make_inputs(settings, contender.problem, length), direction)
     weight = arranged(cotangent(settings, length), ready)
     return lambda: perform(ready, direction, weight), weight.numel() * weight.element_size()
-
-
-def resident(field: str) -> int:
-    """``VmRSS`` (now) or ``VmHWM`` (the most since the last reset) in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}")
 
 
 def _trim() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ..._parts import Parts
 from .._machine import machine, processor, versions
-from .._parts import Parts
 from .._progress import Progress
 from .._series import quartiles
 from .ceilings import counted, measure_ceilings, moved, shares

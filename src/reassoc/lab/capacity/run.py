@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..._parts import Parts
 from .._machine import machine, versions
-from .._parts import Parts
 from .._progress import Progress
 from ..fidelity import Row
 from .cases import capacity as capacity_of

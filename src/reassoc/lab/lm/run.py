@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..._errors import InputError
+from ..._parts import Parts
 from .._machine import machine, versions
-from .._parts import Parts
 from .._progress import Progress
 from ..fidelity import Row
 from ..recipes import Recipe

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import cross_entropy
 
+from ..._parts import Parts
 from ...nn import LanguageModel, RedrawSchedule
 from .._machine import machine, versions
-from .._parts import Parts
 from .._progress import Progress
 from .._training import optimizer, schedule, update
 from ..fidelity import Row

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..._errors import InputError
+from ..._parts import Parts
 from ...nn import EncoderDecoder, EncoderDecoderConfig, RedrawSchedule
 from .._machine import machine, versions
-from .._parts import Parts
 from .._progress import Progress
 from .._training import optimizer, schedule, update
 from ..fidelity import Row

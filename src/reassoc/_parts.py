@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .._files import atomic_write
+from ._files import atomic_write
 
 
 class Parts:
@@ -24,6 +24,12 @@ class Parts:
             key = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
             self._folder = folder / f".unfinished-{key}"
             self._folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def folder(self) -> Path:
+        """Where the parts are, for files that are not JSON."""
+        assert self._folder is not None
+        return self._folder
 
     def get(self, name: str) -> Any:
         """What was put, or ``None``: not there, or damaged."""
