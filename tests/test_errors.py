@@ -14,6 +14,8 @@ from reassoc import (
     citation,
     compose,
     feature_maps,
+    hybrid_attention,
+    hybrid_step,
     linear_attention,
     read,
     step,
@@ -785,3 +787,184 @@ def test_a_step_that_raises_leaves_the_state(change, match, owned, window):
     assert equal(snapshot(state), kept)
     step(feature_map="relu", state=state, **good)
     assert not equal(snapshot(state), kept)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Hybrid attention
+# ---------------------------------------------------------------------------------------------------------
+
+
+def hybrid(change=lambda t: t, feature_map="elu+1", n=N, **options):
+    q, k, v = change(tensors(n))
+    return hybrid_attention(q, k, v, feature_map, **{"window": 2, "sinks": 1, **options})
+
+
+HYBRID = {
+    "query rank": (
+        {"change": lambda t: [t[0][0], *t[1:]]},
+        ValueError,
+        r"query must have shape \(B, H, N, d\)",
+    ),
+    "key length": (
+        {"change": lambda t: [t[0], t[1][:, :, :4], t[2]]},
+        ValueError,
+        r"key .* \(2, G, 5, 8\), got",
+    ),
+    "key dtype": (
+        {"change": lambda t: [t[0], t[1].double(), t[2]]},
+        TypeError,
+        "key must have the query's dtype",
+    ),
+    "value heads": (
+        {"change": lambda t: [*t[:2], t[2][:, :1]]},
+        ValueError,
+        r"value must have shape \(2, 2, 5, e\)",
+    ),
+    "3 heads of 2": (
+        {"change": lambda t: [t[0][:, :3], *t[1:]]},
+        ValueError,
+        "multiple of key heads, got 3 and 2",
+    ),
+    "no key heads": (
+        {"change": lambda t: [t[0], t[1][:, :0], t[2][:, :0]], "feature_map": None},
+        ValueError,
+        "multiple of key heads, got 4 and 0",
+    ),
+    "map": ({"feature_map": 3}, TypeError, "feature_map must be a name or .*FeatureMap, got int"),
+    "map of another size": ({"feature_map": ELU1(7)}, ValueError, "feature_map has dim=7, queries .* size 8"),
+    "map of 3 heads": (
+        {"feature_map": LearnedReLU(D, 5, heads=3)},
+        ValueError,
+        "feature_map has heads=3, .* 2",
+    ),
+    "random map by name": ({"feature_map": "favor+"}, ValueError, "must be kept by its owner"),
+    "window 0": ({"window": 0}, ValueError, "window must be a whole number, at least 1, got 0"),
+    "window bool": ({"window": True}, ValueError, "window must be .*, got True"),
+    "window 2.0": ({"window": 2.0}, ValueError, "window must be .*, got 2.0"),
+    "sinks -1": ({"sinks": -1}, ValueError, "sinks must be a whole number, at least 0, got -1"),
+    "sinks None": ({"sinks": None}, ValueError, "sinks must be a whole number, at least 0, got None"),
+    "span in window": (
+        {"span": 2, "sinks": 0},
+        ValueError,
+        "span must be larger than window=2 .* got span=2",
+    ),
+    "span and sinks": ({"span": 4}, ValueError, "span .* goes with sinks=0, got span=4, sinks=1"),
+    "span 0": ({"span": 0, "sinks": 0}, ValueError, "span must be a whole number, at least 1, got 0"),
+    "scale nan": ({"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
+    "scale text": ({"scale": "1"}, TypeError, "scale must be a number, got str"),
+    "weight size": (
+        {"log_weight": torch.zeros(G)},
+        ValueError,
+        r"log_weight must have shape \(4\), got \(2,\)",
+    ),
+    "weight number": ({"log_weight": 0.5}, TypeError, "log_weight must be a tensor, got float"),
+    "delta": (
+        {"rule": Delta(BETA)},
+        ValueError,
+        "takes rule Sum, or Decay with one log_decay for each key head",
+    ),
+    "gate per token": (
+        {"rule": Decay(-BETA)},
+        ValueError,
+        r"takes rule Sum, .* got Decay with log_decay \(2, 2, 5\)$",
+    ),
+    "gate of 3 heads": (
+        {"rule": Decay(-torch.ones(3))},
+        ValueError,
+        r"log_decay must have shape \(G,\) = \(2,\).* got \(3,\)",
+    ),
+    "mask dtype": ({"key_mask": MASK.float()}, TypeError, "key_mask must be a bool tensor"),
+    "mask size": ({"key_mask": MASK[:, :4]}, ValueError, r"key_mask .* \(2, 5\), got \(2, 4\)"),
+    "undefined": ({"undefined": "error"}, ValueError, "undefined must be one of"),
+    "backend": ({"backend": "cuda"}, ValueError, "backend must be one of"),
+    "state": ({"state": 3}, TypeError, "state must be a HybridState, got int; start with return_state=True"),
+}
+
+
+@pytest.mark.parametrize("arguments, error, match", HYBRID.values(), ids=HYBRID)
+def test_hybrid_attention(arguments, error, match):
+    with pytest.raises(error, match=match) as caught:
+        hybrid(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def hybrid_snapshot(state):
+    parts = [t.clone() for t in state._tensors().values()]
+    return parts + ([] if state.memory is None else snapshot(state.memory))
+
+
+OTHER_HYBRID = {
+    "window": ({"window": 3}, "made with window=2, this call has 3"),
+    "sinks": ({"sinks": 2}, "made with sinks=1, this call has 2"),
+    "span": ({"sinks": 0, "span": 4}, "made with sinks=1, this call has 0"),
+    "scale": ({"scale": 0.5}, "made with scale=.*, this call has 0.5"),
+    "map": ({"feature_map": "relu"}, "state was made with"),
+    "no map": ({"feature_map": None}, "one with a feature map serves calls with that map"),
+    "rule": ({"rule": Decay(-torch.ones(G))}, "state was made with"),
+    "batch": (
+        {"change": lambda t: [x[:1] for x in t]},
+        r"state holds keys \(2, 2, 2, 8\) .* needs \(1, 2, 2, 8\)",
+    ),
+    "dtype": (
+        {"change": lambda t: [x.double() for x in t]},
+        "state holds keys .* torch.float32 .* torch.float64",
+    ),
+    "value size": (
+        {"change": lambda t: [*t[:2], t[2][..., :2]]},
+        r"state holds values .* needs \(2, 2, 2, 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("arguments, match", OTHER_HYBRID.values(), ids=OTHER_HYBRID)
+def test_a_hybrid_state_serves_only_calls_like_its_own(arguments, match):
+    _, state = hybrid(return_state=True)
+    kept = hybrid_snapshot(state)
+    with pytest.raises(ValueError, match=match):
+        hybrid(state=state, **arguments)
+    assert equal(hybrid_snapshot(state), kept)
+
+
+HYBRID_STEPS = {
+    "two tokens": (
+        lambda t: t | dict(zip(("query", "key", "value"), tensors(2), strict=True)),
+        "query must have",
+    ),
+    "two keys": (lambda t: t | {"key": tensors(2)[1]}, "key must have shape"),
+    "another map": (lambda t: t | {"feature_map": "elu+1"}, "state was made with"),
+    "another rule": (lambda t: t | {"rule": Sum()}, "state was made with"),
+    "no state": (lambda t: t | {"state": carried()}, "state must be a HybridState, got AttentionState"),
+    "mask of two tokens": (lambda t: t | {"key_mask": MASK[:, :2]}, r"key_mask .* \(2, 1\), got \(2, 2\)"),
+    "gate of 3 heads": (lambda t: t | {"rule": Decay(-torch.ones(3))}, "log_decay must have shape"),
+    "weight": (lambda t: t | {"log_weight": torch.zeros(3)}, "log_weight must have shape"),
+    "hidden row": (
+        lambda t: t | {"key_mask": torch.zeros(B, 1, dtype=torch.bool), "undefined": "raise"},
+        "undefined result at batch 0, head 0, position 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("owned", [False, True], ids=["fresh", "after a step"])
+@pytest.mark.parametrize("change, match", HYBRID_STEPS.values(), ids=HYBRID_STEPS)
+def test_a_hybrid_step_that_raises_leaves_the_state(change, match, owned):
+    decay = Decay(-torch.ones(G))
+    # Nothing real was seen so far: with a hidden key, a step has a row that sees nothing.
+    _, state = hybrid(feature_map="relu", rule=decay, key_mask=~MASK, return_state=True)
+    good = dict(zip(("query", "key", "value"), tensors(1), strict=True))
+    good |= {"feature_map": "relu", "rule": decay, "state": state}
+    if owned:
+        hybrid_step(**good | {"key_mask": torch.zeros(B, 1, dtype=torch.bool)})
+    kept = hybrid_snapshot(state)
+    with pytest.raises((TypeError, ValueError), match=match):
+        hybrid_step(**change(good))
+    assert equal(hybrid_snapshot(state), kept)
+    hybrid_step(**good)
+    assert not equal(hybrid_snapshot(state), kept)
+
+
+def test_reorder_of_a_hybrid_state_takes_sequence_numbers():
+    for feature_map in ("elu+1", None):
+        _, state = hybrid(feature_map=feature_map, return_state=True)
+        for index in ([0, 1], torch.tensor([0.0, 1.0]), torch.tensor([[0, 1]])):
+            with pytest.raises(TypeError, match="reorder takes a one-dimensional int32 or int64 tensor"):
+                state.reorder(index)

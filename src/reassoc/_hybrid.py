@@ -295,7 +295,9 @@ def _checked(
     check_tensor("value", value, (batch, groups, length, "e"), query)
     check_mask("key_mask", key_mask, (batch, length), key.device)
     for name, count, least in (("window", window, 1), ("sinks", sinks, 0), ("span", span, 1)):
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
+        if count is None and name == "span":
+            continue
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
             raise ValueError(f"{name} must be a whole number, at least {least}, got {count!r}")
     if span is not None and (span <= window or sinks):
         raise ValueError(
@@ -305,9 +307,11 @@ def _checked(
     if rule is not None and not (
         isinstance(rule, Sum) or (isinstance(rule, Decay) and rule.log_decay.ndim == 1)
     ):
+        gates = getattr(rule, "log_decay", None)
+        got = type(rule).__name__ + (f" with log_decay {tuple(gates.shape)}" if gates is not None else "")
         raise ValueError(
             "hybrid_attention takes rule Sum, or Decay with one log_decay for each key head: under a shared "
-            f"denominator every weight must stay one that softmax could give, got {rule!r}"
+            f"denominator every weight must stay one that softmax could give, got {got}"
         )
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
         raise TypeError(f"scale must be a number, got {type(scale).__name__}")

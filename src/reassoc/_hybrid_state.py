@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._state import AttentionState
+from ._state import AttentionState, check_order
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class HybridState:
 
     def reorder(self, index: Tensor) -> HybridState:
         """Pick sequences, ``index`` int32 or int64 ``(B',)``: beam search, or dropping finished sequences."""
+        check_order(index)
         memory = self.memory and self.memory.reorder(index)
         return self._map(lambda t: t.index_select(0, index.to(t.device)), memory)
 

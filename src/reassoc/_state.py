@@ -189,8 +189,7 @@ class AttentionState:
 
     def reorder(self, index: Tensor) -> AttentionState:
         """Pick sequences, ``index`` int32 or int64 ``(B',)``: beam search, or dropping finished sequences."""
-        if not isinstance(index, Tensor) or index.dtype not in (torch.int32, torch.int64) or index.ndim != 1:
-            raise TypeError("reorder takes a one-dimensional int32 or int64 tensor of sequence numbers")
+        check_order(index)
         return self._map(lambda t: t.index_select(0, index.to(t.device)))
 
     def apply(self, summary: Summary) -> AttentionState:
@@ -320,6 +319,12 @@ class AttentionState:
         """Advance in place: only :func:`reassoc.step` calls this."""
         self._memory, self._scale, self._length, self._tail = memory, scale, length, tail
         self._lost, self._owned = lost, owned
+
+
+def check_order(index: Tensor) -> None:
+    """What ``reorder`` takes."""
+    if not isinstance(index, Tensor) or index.dtype not in (torch.int32, torch.int64) or index.ndim != 1:
+        raise TypeError("reorder takes a one-dimensional int32 or int64 tensor of sequence numbers")
 
 
 def check_state(

@@ -72,7 +72,8 @@ def additive(layer, query, key, value, mask, group):
             if not site.causal:
                 written = order[:, -1:].expand_as(order)
             since = (written[:, :, None] - order[:, None]).clamp(min=0)
-            far = far * (-repeat(layer.decay.double().exp()[None], group)[..., None, None] * since[:, None]).exp()
+            rate = repeat(layer.decay.double().exp()[None], group)[..., None, None]
+            far = far * (-rate * since[:, None]).exp()
         if hybrid:
             far = far * layer.log_weight.exp()[:, None, None]
         weights = weights + far

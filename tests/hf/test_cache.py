@@ -1,7 +1,7 @@
 """Generation with a cache of constant size: the same tokens as without one, and never more bytes."""
 
 import copy
-import warnings
+import inspect
 
 import pytest
 import torch
@@ -69,8 +69,6 @@ def positions(mask, count):
 
 
 def slot(model):
-    import inspect
-
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
@@ -170,7 +168,7 @@ def test_a_converted_model_drafts_for_another_or_says_why_not():
 
 
 def test_reset_forgets():
-    model, cache = converted("llama"), None
+    model = converted("llama")
     cache = cache_of(model)
     first = run(model, cache, tokens())
     run(model, cache, tokens(seed=3))

@@ -78,14 +78,14 @@ def test_padding_is_not_learned_from():
 
 
 def test_batches_of_several_lengths():
-    model = hf.convert(make("bert"), "codebook", map_options=SIZE)
+    model = hf.convert(make("bert"), "favor+", map_options=SIZE)
     one = copy.deepcopy(model)
     rows = text(3, 30) + text(3, 17, seed=5)
     hf.calibrate(one, rows, batch=1)
     hf.calibrate(model, rows, batch=6)
-    got, wanted = (logits(m, inputs("bert")) for m in (model, one))
-    # Which rows start the search for centers depends on the order in which they come, so only nearly.
-    assert (got - wanted).norm() < 0.5 * wanted.norm()
+    for (name, mine), its in zip(model.state_dict().items(), one.state_dict().values(), strict=True):
+        # Moments are pooled in double precision from activations in single.
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_modes_are_left_as_they_were():

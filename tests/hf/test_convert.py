@@ -1,7 +1,6 @@
 """Conversion in memory: every architecture against every weight written out, padding, and what is refused."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -10,7 +9,15 @@ pytest.importorskip("transformers")
 import dense
 import transformers as T
 from hf_models import (
-    CASES, DECODERS, HYBRID, MODELS, SPAN, TOKENS, VOCABULARY, WAYS, converted, gpt2, inputs, logits, make,
+    CASES,
+    DECODERS,
+    MODELS,
+    TOKENS,
+    converted,
+    gpt2,
+    inputs,
+    logits,
+    make,
     tokens,
 )  # fmt: skip
 
@@ -137,7 +144,7 @@ def test_what_cannot_work_is_refused_with_the_reason(model, reason):
         ("mistral", {"feature_map": "elu+1", "rule": "delta"}, "sliding window"),
         ("bert", {"feature_map": "elu+1", "rule": "delta"}, "both ways"),
         ("bert", {"feature_map": None, "window": 8}, "both ways"),
-        ("llama", {"feature_map": "favor+", "map_options": {"projections": torch.ones(2, 4, 8)}}, "map_options"),
+        ("llama", {"feature_map": "exp", "map_options": {"projections": torch.ones(2, 4, 8)}}, "map_options"),
         ("llama", {"example": {"input_ids": torch.ones(1, 5)}}, "cannot be run"),
     ],
 )

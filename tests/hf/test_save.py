@@ -96,7 +96,8 @@ def test_the_base_model_of_a_checkpoint(tmp_path):
     base = T.AutoModel.from_pretrained(tmp_path, dtype=torch.float64)
     assert type(base) is T.LlamaModel and len(list(hf.kernel_layers(base))) == 2
     with torch.no_grad():
-        assert torch.equal(model.lm_head(base(tokens()).last_hidden_state), logits(model, {"input_ids": tokens()}))
+        got = model.lm_head(base(tokens()).last_hidden_state)
+    assert torch.equal(got, logits(model, {"input_ids": tokens()}))
     base.save_pretrained(tmp_path / "base")
     again = T.AutoModel.from_pretrained(tmp_path / "base", dtype=torch.float64)
     with torch.no_grad():
@@ -133,7 +134,8 @@ def test_the_files_of_the_original_do_not_change(tmp_path):
         for parameter in model.parameters():
             parameter.add_(1.0)
     assert sums() == before
-    assert torch.equal(logits(load(tmp_path, dtype=torch.float64), inputs("llama")), logits(make("llama"), inputs("llama")))
+    got = logits(load(tmp_path, dtype=torch.float64), inputs("llama"))
+    assert torch.equal(got, logits(make("llama"), inputs("llama")))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_the_files_of_the_original_do_not_change(tmp_path):
         (lambda kept: kept["sites"]["layers.0.self_attn"].pop("heads"), "heads"),
         (lambda kept: kept["sites"]["layers.0.self_attn"].update(heads=-1), "heads and sizes"),
         (lambda kept: kept.update(sites={}), "names no such layer"),
-        (lambda kept: kept.update(sites={"nowhere": kept["sites"]["layers.0.self_attn"]}), "names no such layer"),
+        (lambda kept: kept.update(sites={"no": kept["sites"]["layers.0.self_attn"]}), "names no such layer"),
         (lambda kept: kept.update(sites=[1]), "convert the original model again"),
         ("a word", "convert the original model again"),
         ([3], "convert the original model again"),

@@ -60,7 +60,7 @@ def convert(
     layers: Annotated[
         str,
         typer.Option(
-            help="Layers to convert, counted from 0: a list such as 0,2,5, all, or none, which leaves softmax "
+            help="Layers to convert, counted from 0: a list such as 0,2,5; all; none: softmax "
             "everywhere: a control for stage 2.",
             metavar="LIST",
         ),

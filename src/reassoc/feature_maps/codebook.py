@@ -115,10 +115,12 @@ class CodebookFeatures(ExponentialMap):
         """From centers ``(r, d)`` and the metric ``(d, d)`` of each head: ``|metric (k - c)|^2``."""
         sides: dict[str, list[Tensor]] = {"query_weight": [], "key_weight": [], "key_bias": []}
         for centers, metric in heads:
-            pulled = self.sharpness * centers @ (metric @ metric.mT)
+            # What all centers have in common cancels in a share; left in, it would cost digits.
+            middle = centers.mean(0)
+            pulled = self.sharpness * (centers - middle) @ (metric @ metric.mT)
             sides["query_weight"].append(self.scale * centers)
             sides["key_weight"].append(pulled)
-            sides["key_bias"].append(-(pulled * centers).sum(-1) / 2)
+            sides["key_bias"].append(-(pulled * (centers + middle)).sum(-1) / 2)
         with torch.no_grad():
             self.query_bias.zero_()
             for name, parts in sides.items():
@@ -156,7 +158,8 @@ class CodebookCalibrator:
             ValueError: no row was seen.
         """
         phi, heads, keys = self._map, [], self._keys.rows()
-        assert self._queries is not None
+        if self._queries is None or bool((self._queries.rows == 0).any()):
+            raise ValueError("calibration needs at least one real query and key; call update first")
         for key, products, rows in zip(keys, self._queries.products, self._queries.rows, strict=True):
             metric = score_metric(products / rows)
             centers = k_means(key @ metric, phi.feature_dim, self._generator) @ torch.linalg.inv(metric)

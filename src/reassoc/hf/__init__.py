@@ -4,7 +4,7 @@ from ._layer import KernelLayer
 from .cache import KernelCacheLayer, cache_bytes
 from .calibrate import calibrate
 from .convert import convert, kernel_layers
-from .distill import Training, transfer, tune
+from .distill import Training, distill, transfer, tune
 from .evaluate import agreement, embeddings, perplexity, recall
 from .observe import softmax_teacher
 from .text import blocks, examples, lines, padded
@@ -18,6 +18,7 @@ __all__ = [
     "cache_bytes",
     "calibrate",
     "convert",
+    "distill",
     "embeddings",
     "examples",
     "kernel_layers",

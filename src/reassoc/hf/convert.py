@@ -93,8 +93,8 @@ def convert(
             raise InputError(f"layer {index} sees both ways and has no recent tokens: it needs a feature map")
         if site.span is not None and "delta" in wanted.rule:
             raise InputError(
-                f"layer {index} has a sliding window of {site.span}, which rule={wanted.rule!r} cannot have: use "
-                "rule='sum' or 'decay', or leave the layer out with layers="
+                f"layer {index} has a sliding window of {site.span}, which rule={wanted.rule!r} cannot have: "
+                "use rule='sum' or 'decay', or leave the layer out with layers="
             )
         sites[names[module]] = site
     conversion = replace(wanted, sites=sites)
@@ -173,8 +173,8 @@ def _complete(original: Any) -> Any:
             )
         if extra and next(kernel_layers(self), None) is None:
             raise InputError(
-                f"the checkpoint holds {extra[0]}, but 'reassoc' in its config.json names no such layer: take "
-                "the config.json that save_pretrained wrote beside it"
+                f"the checkpoint holds {extra[0]}, but 'reassoc' in its config.json names no such layer: "
+                "take the config.json that save_pretrained wrote beside it"
             )
         return original(self, loading_info)
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
+from transformers.pytorch_utils import Conv1D
 from transformers.trainer_utils import get_last_checkpoint
 
 from .._errors import InputError
@@ -66,6 +67,11 @@ class Transfer(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(kernel_layers(model))
         self._model = [model]  # not a submodule: it is not trained, saved or wrapped
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Transfer:
+        # A trainer that moves the layers to a device moves the whole model.
+        self._model[0]._apply(fn, recurse)
+        return self
 
     def forward(self, labels: Tensor | None = None, **inputs: Tensor) -> dict[str, Tensor]:
         """``{"loss": ()}``, the mean over layers, for a batch as :func:`reassoc.hf.padded` makes it.
@@ -176,16 +182,18 @@ def tune(
         )
     names = {module: name for name, module in model.named_modules()}
     attention = [m for m in names if hasattr(m, SLOT)] if converted else list(find_sites(model, None))
-    targets = [
-        f"{names[module]}.{name}"
+    targets = {
+        f"{names[module]}.{name}": isinstance(part, nn.Linear)
         for module in attention
         for name, part in module.named_children()
-        if isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
-    ]
+        if isinstance(part, nn.Linear | Conv1D)
+    }
+    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    use_cache = model.config.use_cache
     torch.manual_seed(training.seed)
     adapters = LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets,
-        modules_to_save=[SLOT] if converted else None,
+        r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=list(targets),
+        modules_to_save=[SLOT] if converted else None, fan_in_fan_out=not all(targets.values()),
     )  # fmt: skip
     with warnings.catch_warnings():
         # peft asks for a property under its old name.
@@ -205,8 +213,23 @@ def tune(
     kind = _TeacherTrainer if objective == "teacher" else Trainer
     log = _train(adapted, examples, training, [g for g in groups if g["params"]], kind)
     merged: PreTrainedModel = adapted.merge_and_unload()
-    merged.config.use_cache = True
+    merged.config.use_cache = use_cache
+    for name, parameter in merged.named_parameters():
+        parameter.requires_grad_(before[name])
     return merged, log
+
+
+def distill(
+    model: PreTrainedModel, examples: Sequence[Example], first: Training, second: Training, **options: Any
+) -> tuple[PreTrainedModel, list[list[dict[str, float]]]]:
+    """Both stages, each resumable in its own folder: :func:`transfer`, then :func:`tune` with ``options``.
+
+    Returns:
+        The model, and the log of each stage.
+    """
+    log = transfer(model, examples, first)
+    tuned, more = tune(model, examples, second, **options)
+    return tuned, [log, more]
 
 
 class _TeacherTrainer(Trainer):

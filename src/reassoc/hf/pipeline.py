@@ -181,7 +181,8 @@ class _Run:
         """Do what is left, and write the result."""
         plan, layers = self.plan, nn.ModuleList(kernel_layers(self.model))
         tuned = self.parts.folder / "tuned"
-        self._judge("softmax")
+        if self.judged and decodes(self.model):
+            self._judge("softmax")
         if len(layers):
             self._stage("calibrate", self._calibrate)
             self._judge("calibrate")
@@ -210,12 +211,14 @@ class _Run:
         record = self.parts.get(name)
         fresh = record is None
         if record is None:
+            # What an interrupted run had done by its last checkpoint is not in this one's seconds.
+            begun = any((self.parts.folder / f"{name}-steps").glob("checkpoint-*"))
             with _measured() as cost:
                 log = work()
             self.model.eval()
             if name != "tune":
                 save_file(_kernels(self.model).state_dict(), kept)
-            record = {"stage": name, **cost, "log": log}
+            record = {"stage": name, **cost, "continued": begun, "log": log}
             self.parts.put(name, record)
         elif name != "tune":
             _kernels(self.model).load_state_dict(load_file(kept))
@@ -255,19 +258,17 @@ class _Run:
 
     def _judge(self, name: str) -> None:
         """The test figures after a stage, with the stage's record."""
-        if not self.judged:
-            if name != "softmax":
-                self._tell(name, self.stages[-1])
-            return
-        found = self.parts.get(f"{name}-test")
-        if found is None:
-            with softmax_teacher() if name == "softmax" else contextlib.nullcontext(), _measured() as cost:
-                found = {"tests": {text: self._figure(text) for text in self.judged}}
-            found |= {"test_seconds": cost["seconds"]}
-            self.parts.put(f"{name}-test", found)
         if name == "softmax":
             self.stages.append({"stage": name})
-        self.stages[-1] |= found
+        if self.judged:
+            found = self.parts.get(f"{name}-test")
+            if found is None:
+                softmax = softmax_teacher() if name == "softmax" else contextlib.nullcontext()
+                with softmax, _measured() as cost:
+                    found = {"tests": {text: self._figure(text) for text in self.judged}}
+                found |= {"test_seconds": cost["seconds"]}
+                self.parts.put(f"{name}-test", found)
+            self.stages[-1] |= found
         self._tell(name, self.stages[-1])
 
     def _figure(self, text: str) -> dict[str, float]:

@@ -13,7 +13,7 @@ from .words import DEFINITIONS, LIMITS
 
 def study(results: Results) -> Study:
     """The results as tables, figures and sentences."""
-    models = list(results.manifest["models"])
+    models = [model["name"] for model in results.manifest["models"]]
     settings = results.manifest["settings"]
     lead = (
         f"{many(len(models), 'pretrained model')} read the same tokens: about {settings['tokens']:,} of each "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import math
@@ -64,11 +65,27 @@ def evaluate(
         "format": "reassoc-evaluate-1",
         "versions": versions() | {"transformers": import_transformers().__version__},
         "machine": machine(), "settings": settings.to_json(),
-        "models": {model.name: model.sha256() for model in models},
+        "models": [{"name": model.name, "sha256": model.sha256()} for model in models],
         "texts": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
     }  # fmt: skip
-    parts, first = Parts(resume, manifest), None
+    parts = Parts(resume, manifest)
+    try:
+        return _results(names, _parts(models, texts, settings, parts, progress), manifest)
+    except InputError:
+        parts.forget()  # the same command can never end well
+        if resume is not None:
+            with contextlib.suppress(OSError):
+                resume.rmdir()  # only an empty one
+        raise
+
+
+def _parts(
+    models: Sequence[Pretrained], texts: Mapping[str, str], settings: Settings, parts: Parts,
+    progress: Progress | None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """What each model gives, measured or found."""
     found: list[dict[str, Any]] = []
+    first: dict[str, torch.Tensor] | None = None
     kept = [parts.get(f"{index:03}") for index in range(len(models))]
     for index, model in enumerate(models):
         part = kept[index]
@@ -82,11 +99,11 @@ def evaluate(
             gc.collect()
         if found and part["tokens"] != found[0]["tokens"]:
             raise InputError(
-                f"{model.name} and {names[0]} read the texts as different tokens, or one writes text and the "
-                "other does not: their figures cannot be compared"
+                f"{model.name} and {models[0].name} differ in kind, or read the texts as different tokens: "
+                "their figures cannot be compared"
             )
         found.append(part)
-    return _results(names, found, manifest)
+    return found
 
 
 def forget_parts(folder: Path, results: Results) -> None:
@@ -127,7 +144,7 @@ def _measure(
         return about, {}
     if settings.distances:
         raise InputError(f"{source.name} writes no text: it cannot be asked for a key; leave out --recall")
-    return about, _encoder(model, tokenizer, texts, settings, about, first, step)
+    return about, _encoder(source.name, model, tokenizer, texts, settings, about, first, step)
 
 
 def _decoder(
@@ -176,8 +193,8 @@ def _decoder(
 
 
 def _encoder(
-    model: Any, tokenizer: Any, texts: Mapping[str, str], settings: Settings, about: dict[str, Any],
-    first: dict[str, torch.Tensor] | None, step: Step,
+    source: str, model: Any, tokenizer: Any, texts: Mapping[str, str], settings: Settings,
+    about: dict[str, Any], first: dict[str, torch.Tensor] | None, step: Step,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     from ...hf.calibrate import spread
     from ...hf.evaluate import agreement, embeddings
@@ -197,7 +214,9 @@ def _encoder(
         about["times"].append({"what": what, "seconds": time.perf_counter() - start})
         original = found[key] if first is None else first.get(key)
         if original is None or original.shape != found[key].shape:
-            raise InputError("the models differ in kind, or in the size of their embeddings")
+            raise InputError(
+                f"{source} and the first model differ in kind, or in the size of their embeddings"
+            )
         got = agreement(original, found[key])
         about["rows"].append(
             {"text": name, "length": length, "lines": got.lines, "cosine": got.mean, "cosine_5": got.low}

@@ -21,7 +21,7 @@ DEFINITIONS = (
     (
         "recall",
         "A sentence names a key word, so many tokens of text follow, then the key is asked for. Right: of 20 "
-        "words, the one named has the most probable first token. Guessing gives 5 %. Intervals: Wilson, 95 %.",
+        "words, the one named has the most probable first token. A guess: 5 %. Intervals: Wilson, 95 %.",
     ),
     (
         "cosine",
