@@ -232,3 +232,10 @@ def test_a_model_that_is_not_converted_is_not_touched():
     wanted = logits(before, inputs("llama"))
     converted("llama")
     assert torch.equal(logits(make("llama"), inputs("llama")), wanted)
+
+
+def test_a_sliding_window_that_is_in_the_mask_alone_is_refused():
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 12}
+    with pytest.raises(InputError, match="by its mask alone"):
+        hf.convert(T.PhimoeForCausalLM(T.PhimoeConfig(**sizes, **heads)))
