@@ -17,7 +17,9 @@ from hf_models import HYBRID, converted, inputs, logits, make, tokens
 from reassoc import hf
 from reassoc._errors import InputError
 
-distill = importlib.import_module("reassoc.hf.distill")  # there is a function of that name beside it
+# Modules: the package has functions of these names.
+stages = importlib.import_module("reassoc.hf.transfer")
+loop = importlib.import_module("reassoc.hf.training")
 # peft asks a model of transformers by a name that is on its way out.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
@@ -54,7 +56,7 @@ def test_the_gradient_is_that_of_all_layers_at_once(name, way):
         pytest.skip("an encoder has no delta rule")
     model = converted(name, way)
     x = inputs(name, right=9)
-    stage = distill.Transfer(model)
+    stage = stages.Transfer(model)
     stage(labels=x["input_ids"], **x)["loss"].backward()
     found = {n: p.grad for n, p in stage.named_parameters() if p.grad is not None}
     got = stage(**x)["loss"].item()
@@ -88,9 +90,9 @@ def test_transfer_comes_closer_and_touches_nothing_else(name):
     before = weights(model)
     flags = {n: p.requires_grad for n, p in model.named_parameters()}
     batch = hf.padded(text())
-    first = distill.Transfer(model)(**batch)["loss"].item()
+    first = stages.Transfer(model)(**batch)["loss"].item()
     log = hf.transfer(model, text(), training(steps=30))
-    assert distill.Transfer(model)(**batch)["loss"].item() < 0.95 * first
+    assert stages.Transfer(model)(**batch)["loss"].item() < 0.95 * first
     assert log[-1]["step"] == 30 and len(log) == 30 and log[-1]["loss"] < log[0]["loss"]
     assert all("reassoc" in n for n in changed(before, weights(model)))
     assert {n: p.requires_grad for n, p in model.named_parameters()} == flags
@@ -110,7 +112,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(stage, tmp_path, 
 
     whole, log = run(tmp_path / "whole")
     assert changed(weights(student()), whole)
-    collate, count = distill._collate, iter(range(1000))
+    collate, count = loop._collate, iter(range(1000))
 
     def interrupted(rows):
         if next(count) == 8:
@@ -118,12 +120,12 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(stage, tmp_path, 
         return collate(rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(distill, "_collate", interrupted)
+        patch.setattr(loop, "_collate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "cut")
     assert [p.name for p in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-5"]
     asked = []
-    monkeypatch.setattr(distill, "_collate", lambda rows: asked.append(1) or collate(rows))
+    monkeypatch.setattr(loop, "_collate", lambda rows: asked.append(1) or collate(rows))
     again, its_log = run(tmp_path / "cut")
     assert len(asked) < 12  # it did go on, and did not start again
     assert not changed(whole, again) and its_log == log
@@ -197,7 +199,7 @@ def test_bfloat16_keeps_maps_in_single_precision():
 
 def test_a_trainer_moves_the_whole_model():
     model = student()
-    distill.Transfer(model).to(torch.float64)
+    stages.Transfer(model).to(torch.float64)
     assert {p.dtype for p in model.parameters()} == {torch.float64}
 
 

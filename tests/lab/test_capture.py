@@ -268,15 +268,15 @@ def test_progress_bar_only_when_asked_for_or_on_a_terminal(tmp_path, llama, text
         ({"model": "none"}, "none: no such model folder, nor a model of this name"),
         ({"gguf": "x.gguf"}, "no GGUF file 'x.gguf' in the folder; found: none"),
         ({"gguf": "../x.gguf"}, "no GGUF file"),
-        ({"text_file": "none.txt"}, "none.txt: no such text file"),
-        ({"text_file": "."}, "is a folder; expected a text file"),
+        ({"source_file": "none.txt"}, "none.txt: no such text file"),
+        ({"source_file": "."}, "is a folder; expected a text file"),
         ({"out": "."}, "is a folder; --out takes the file to write"),
         ({"out": "none/a.safetensors"}, "the folder none does not exist"),
     ],
 )
 def test_wrong_arguments(tmp_path, llama, text, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    given = {"model": llama, "text_file": text, "layers": [0], "tokens": 16, "out": "a.safetensors"}
+    given = {"model": llama, "source_file": text, "layers": [0], "tokens": 16, "out": "a.safetensors"}
     with pytest.raises(InputError, match=message) as caught:
         capture(**{**given, "sequence_length": 8, **arguments})
     assert "\n" not in str(caught.value)

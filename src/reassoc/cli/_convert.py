@@ -131,7 +131,8 @@ def convert(
     `--layers none` (softmax), with the same steps on the same text.
     """
     from ..hf.evaluate import decodes
-    from ..hf.pipeline import Plan, check_out, run
+    from ..hf.pipeline import check_out, run
+    from ..hf.plan import Plan
     from ..lab import InputError
     from ..lab._machine import machine, processor, versions
     from ..lab._pretrained import file_sha256, find_pretrained, import_transformers, quiet_log

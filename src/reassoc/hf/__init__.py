@@ -4,10 +4,12 @@ from ._layer import KernelLayer
 from .cache import KernelCacheLayer, cache_bytes
 from .calibrate import calibrate
 from .convert import convert, kernel_layers
-from .distill import Training, distill, transfer, tune
 from .evaluate import agreement, embeddings, perplexity, recall
 from .observe import softmax_teacher
 from .text import blocks, examples, lines, padded
+from .training import Training
+from .transfer import transfer
+from .tune import distill, tune
 
 __all__ = [
     "KernelCacheLayer",
