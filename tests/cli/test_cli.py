@@ -577,6 +577,19 @@ def test_the_program_ends_with_code_2_and_one_line():
     assert not list(Path().iterdir())
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [("convert", "--model", "m", "--text", "t", "--out", "o"), ("generate", "--model", "m", "--prompt", "p"),
+     ("evaluate", "--model", "m", "--text", "t", "--out", "o")],
+)  # fmt: skip
+def test_without_transformers_it_says_what_to_install(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t").write_text("Some text.")
+    done = program(f"import sys; sys.modules['transformers'] = None; {ENTRY}", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'reassoc[hf]'" in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_without_the_parts_it_needs_it_says_what_to_install():
     done = program(f"import sys; sys.modules['typer'] = None; {ENTRY}", "fidelity")
     assert (done.returncode, done.stdout) == (2, "")

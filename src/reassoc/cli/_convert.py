@@ -130,12 +130,15 @@ def convert(
     Controls, without which a figure says little: `--feature-map none` (window and sinks alone) and
     `--layers none` (softmax), with the same steps on the same text.
     """
+    from ..lab._pretrained import import_transformers
+
+    import_transformers()  # or say what to install
     from ..hf.evaluate import decodes
     from ..hf.pipeline import check_out, run
     from ..hf.plan import Plan
     from ..lab import InputError
     from ..lab._machine import machine, processor, versions
-    from ..lab._pretrained import file_sha256, find_pretrained, import_transformers, quiet_log
+    from ..lab._pretrained import file_sha256, find_pretrained, quiet_log
     from ._texts import disjoint, texts
     from ._texts import part as fractions
 

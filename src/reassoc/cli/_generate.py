@@ -41,6 +41,9 @@ def generate(
 
     `reassoc generate --model smollm2-linear --prompt-file long.txt --tokens 200 --temperature 0.8`
     """
+    from ..lab._pretrained import import_transformers
+
+    import_transformers()  # or say what to install
     from ..hf import cache_bytes
     from ..hf.evaluate import check_length, decodes
     from ..lab import InputError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -77,6 +78,8 @@ def run(
         )
     if plan.tune_steps and not decodes(model):
         raise InputError(f"{type(model).__name__} predicts no next token; only decoders are tuned")
+    if plan.tune_steps and importlib.util.find_spec("peft") is None:  # now, not after hours of stage 1
+        raise InputError("stage 2 needs the package peft; pip install 'reassoc[hf]', or set no steps for it")
     check_length(model, plan.length)
     cut = blocks if model.can_generate() else lines
     rows = [row for own in by_name(cut, tokenizer, texts, plan.length).values() for row in own]
