@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import _fused as fused
 from ._checks import check_mask, check_tensor, check_visibility, key_heads
-from ._core import Tokens, solve, state_after
+from ._core import Tokens, solve, state_after, whole
 from ._layout import check_boundaries
 from ._output import finish
 from ._prepare import settings
@@ -129,7 +129,7 @@ def linear_attention(
 
     with torch.autocast(query.device.type, enabled=False):
         tokens = Tokens(query, key, value, key_mask, cu_seqlens)
-        if s.backend == "native" and (window is None or (state is None and not return_state)):
+        if whole(s, state, return_state):
             before = (None, None) if state is None else state._parts(s.accumulate(query.dtype))
             output, *after = fused.attend(
                 query, key, value, s, key_mask=key_mask, boundaries=cu_seqlens, before=before, causal=causal

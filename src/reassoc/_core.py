@@ -52,12 +52,17 @@ def solve(
     return queries, kernels.solve(problem, s.backend), tail
 
 
+def whole(s: Settings, state: AttentionState | None, keep: bool) -> bool:
+    """Whether the native library takes the call as it is: it carries no window from one to the next."""
+    return s.backend == "native" and (s.window is None or (state is None and not keep))
+
+
 def unnormalized(
     tokens: Tokens, s: Settings, state: AttentionState | None, keep: bool
 ) -> tuple[Tensor, Tensor | None, AttentionState | None]:
     """Causal reads ``(B, H, N, c)``, the logarithm of their scale ``(B, H, N)``, and the state after."""
     tail: Tail | None = None
-    if s.backend == "native" and (s.window is None or (state is None and not keep)):
+    if whole(s, state, keep):
         before = (None, None) if state is None else state._parts(s.accumulate(tokens.query.dtype))
         answer = fused.reads(*tokens[:3], s, key_mask=tokens.mask, before=before)
         row = answer.log_row

@@ -15,13 +15,6 @@ from .cache import of_key
 
 NAME = "reassoc"
 SLOT = "reassoc"  # the attribute of an attention module that holds its KernelLayer
-# Arguments by which a layer asks for more than softmax(scale q k^T) v.
-EXTRAS = {
-    "softcap": "soft-capped scores",
-    "s_aux": "learned attention sinks",
-    "position_bias": "a position bias, which is added to every score",
-    "alibi": "a position bias, which is added to every score",
-}
 OBSERVERS: list[Callable[..., None] | None] = []  # the innermost one sees; see observe.py
 
 
@@ -53,7 +46,7 @@ def attend(
             "attention takes padding only, (batch, tokens), True = real: an arbitrary mask has no summary"
         )
     if layer is None:
-        causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+        causal = one_way(module, is_causal)
         span = kwargs.get("sliding_window")
         output = softmax(query, key, value, attention_mask, scaling, causal, span, dropout)
         return output.transpose(1, 2).contiguous(), None
@@ -80,6 +73,11 @@ def attend(
         if store is not None:
             store.state = after
     return output.transpose(1, 2).contiguous(), None
+
+
+def one_way(module: nn.Module, is_causal: bool | None) -> bool:
+    """Whether queries see earlier keys only: as the call says, or else the module."""
+    return bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
 
 
 def softmax(

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from .._beyond import beyond_softmax
 from .._errors import InputError
-from ._interface import EXTRAS, padding, softmax
+from ._interface import one_way, padding, softmax
 from ._settings import Site
 
 _NAME = "reassoc_probe"
@@ -29,13 +30,12 @@ def _watch(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    for name, meaning in EXTRAS.items():
-        if kwargs.get(name) is not None:
-            raise InputError(
-                f"{type(module).__name__} adds {meaning}: kernel attention cannot represent that, because no "
-                "summary shared by all queries holds it"
-            )
-    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    if (extra := beyond_softmax(kwargs)) is not None:
+        raise InputError(
+            f"{type(module).__name__} adds {extra}: kernel attention cannot represent that, because no "
+            "summary shared by all queries holds it"
+        )
+    causal = one_way(module, is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     span = kwargs.get("sliding_window")
     if causal and not isinstance(span, int) and getattr(attention_mask, _NEAR, False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import math
@@ -28,7 +29,7 @@ from .convert import convert, kernel_layers
 from .evaluate import agreement, block_losses, check_length, decodes, embeddings
 from .observe import softmax_teacher
 from .plan import Plan
-from .text import Example, blocks, by_name, lines
+from .text import Example, by_name, examples
 from .training import Training
 from .transfer import transfer
 from .tune import tune
@@ -81,7 +82,7 @@ def run(
     if plan.tune_steps and importlib.util.find_spec("peft") is None:  # now, not after hours of stage 1
         raise InputError("stage 2 needs the package peft; pip install 'reassoc[hf]', or set no steps for it")
     check_length(model, plan.length)
-    cut = blocks if model.can_generate() else lines
+    cut = functools.partial(examples, model)
     rows = [row for own in by_name(cut, tokenizer, texts, plan.length).values() for row in own]
     kept = by_name(cut, tokenizer, tests or {}, plan.length)
     judged = {name: spread(own, plan.eval_tokens) for name, own in kept.items()}
@@ -128,7 +129,7 @@ class _Run:
 
     def finish(self, out: Path, key: dict[str, Any]) -> dict[str, Any]:
         """Do what is left, and write the result."""
-        plan, layers = self.plan, nn.ModuleList(kernel_layers(self.model))
+        plan, layers = self.plan, _kernels(self.model)
         tuned = self.parts.folder / "tuned"
         if self.judged and decodes(self.model):
             self._judge("softmax")

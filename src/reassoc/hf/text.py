@@ -59,7 +59,7 @@ def examples(model: Any, tokenizer: Any, texts: Sequence[str], length: int) -> l
 
 
 def by_name(
-    cut: Callable[[Any, Sequence[str], int], list[Example]],  # blocks or lines
+    cut: Callable[[Any, Sequence[str], int], list[Example]],  # blocks, lines or examples of a model
     tokenizer: Any,
     texts: Mapping[str, str],
     length: int,

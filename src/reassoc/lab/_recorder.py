@@ -14,17 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._beyond import beyond_softmax
 from .._errors import InputError
 from ._pretrained import quiet_and_offline
-
-# Arguments by which a layer asks for more than softmax(scale q k^T) v. Stored queries and keys could not say
-# so.
-_EXTRAS = {
-    "softcap": "soft-capped scores",
-    "s_aux": "attention sinks",
-    "sinks": "attention sinks",
-    "position_bias": "a position bias",
-}
 
 
 class Recorder:
@@ -138,12 +130,11 @@ def recording(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         is_causal: bool | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        for name, meaning in _EXTRAS.items():
-            if kwargs.get(name) is not None:
-                raise InputError(
-                    f"{type(module).__name__} uses {meaning}, which an activation file does not hold; "
-                    "capture from a model with plain softmax attention"
-                )
+        if (extra := beyond_softmax(kwargs)) is not None:
+            raise InputError(
+                f"{type(module).__name__} uses {extra}, which an activation file does not hold; capture "
+                "from a model with plain softmax attention"
+            )
         recorder.record(module, query, key, value, attention_mask, scaling, is_causal)
         out: tuple[Tensor, None] = softmax(
             module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal, **kwargs
