@@ -14,6 +14,7 @@ from ._capture import capture
 from ._convert import convert
 from ._doctor import doctor
 from ._evaluate import evaluate
+from ._explore import explore
 from ._fidelity import fidelity
 from ._generate import generate
 from ._lm import lm
@@ -41,6 +42,7 @@ app.command()(capacity)
 app.command()(recall)
 app.command()(lm)
 app.command()(seq2seq)
+app.command()(explore)
 app.command()(doctor)
 
 

@@ -1,0 +1,181 @@
+"""Panel "Reassociation": the same attention by rescanning every key and from a running state."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from .. import AttentionState, attention_matrix, linear_attention, read
+from .._errors import InputError
+from ..feature_maps import FeatureMap, make
+from .controls import Control, choice, number, numbers, settle, shown
+from .presets import PRESETS, Rows
+
+_RANDOM = ("trig", "favor+")
+CONTROLS: tuple[Control, ...] = (
+    choice("preset", "Preset", {name: preset.label for name, preset in PRESETS.items()}),
+    choice(
+        "map",
+        "Feature map",
+        {
+            "identity": "identity",
+            "elu+1": "ELU+1",
+            "relu": "ReLU",
+            "trig": "trigonometric",
+            "favor+": "positive (FAVOR+)",
+            "dpfp": "DPFP-n",
+        },
+    ),
+    numbers("m", "Projections m", tuple(range(1, 17)), 4, (4, 16), when=("map", _RANDOM)),
+    numbers("seed", "Seed", tuple(range(10)), 0, (0, 1, 2), when=("map", _RANDOM)),
+    numbers("nu", "Shifts n", (1, 2, 3), 1, when=("map", ("dpfp",))),
+)
+TABLES = ("q", "k", "v")  # queries, keys and values of one's own; rows apart by ";", numbers by ","
+MOST = {"q": 8, "k": 16, "v": 16}
+WIDEST = {"q": 4, "k": 4, "v": 3}
+LARGEST = 1000.0
+
+
+def reassociation(given: Mapping[str, str]) -> dict[str, Any]:
+    """Everything that the panel shows, for every query and every prefix.
+
+    Returns:
+        ``query_features`` (Q, r), ``key_features`` (n, r), ``scores`` (Q, n), ``terms`` (Q, n, e), score
+        times value, and ``notes`` of the map; and of ``prefixes`` 0 to n each: ``S`` (r, e), ``z`` (r) at
+        true scale, what the last key added to them (``added_S``, ``added_z``), and by query ``weights`` and
+        ``softmax_weights`` of its keys, ``rescan`` and ``state`` (each numerator (e), denominator, output
+        (e)), ``softmax`` (e) and, where the result is undefined, ``undefined`` (what each policy gives).
+
+    Raises:
+        InputError: parameters that cannot be read, are too many, or do not fit together.
+    """
+    query, key, value = data(given)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        phi = feature_map(settle(CONTROLS, given), query.shape[-1])
+    unit = torch.eye(key.shape[2], dtype=key.dtype)[None, None]
+    found: dict[str, Any] = {
+        "notes": [str(note.message) for note in notes],
+        "query_features": phi.query(query)[0, 0],
+        "key_features": phi.key(key)[0, 0],
+        "scores": (scores := attention_matrix(query, key, phi, normalize="none")[0, 0]),
+        "terms": scores[..., None] * value[0, 0],
+    }
+    state = None
+    prefixes = []
+    for count in range(key.shape[2] + 1):
+        seen = key[:, :, :count], value[:, :, :count]
+        last = slice(max(count - 1, 0), count)
+        _, state = linear_attention(
+            query[:, :, :0], key[:, :, last], value[:, :, last], phi, state=state, return_state=True
+        )
+        added = torch.einsum("nr,ne->re", phi.key(key[0, 0, last]), value[0, 0, last])
+        prefixes.append(
+            _prefix(query, *seen, phi, state, unit[:, :, :count, :count])
+            | {"added_S": added, "added_z": phi.key(key[0, 0, last]).sum(0)}
+        )
+    return found | {"prefixes": prefixes}
+
+
+def data(given: Mapping[str, str]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries ``(1, 1, Q, d)``, keys ``(1, 1, n, d)`` and values ``(1, 1, n, e)``, float64.
+
+    Raises:
+        InputError: see :func:`reassociation`.
+    """
+    own = [name for name in TABLES if given.get(name)]
+    if own and len(own) < len(TABLES):
+        raise InputError(f"q, k and v go together: {', '.join(set(TABLES) - set(own))} is missing")
+    if own:
+        rows = [_rows(name, given[name]) for name in TABLES]
+    else:
+        preset = PRESETS[settle(CONTROLS, given)["preset"]]
+        rows = [preset.query, preset.key, preset.value]
+    if len(rows[1]) != len(rows[2]):
+        raise InputError(f"k and v must have as many rows: got {len(rows[1])} keys, {len(rows[2])} values")
+    if len(rows[0][0]) != len(rows[1][0]):
+        raise InputError(f"q and k must have rows of one size, got {len(rows[0][0])} and {len(rows[1][0])}")
+    query, key, value = (torch.tensor(some, dtype=torch.float64)[None, None] for some in rows)
+    return query, key, value
+
+
+def feature_map(settings: Mapping[str, str], dim: int) -> FeatureMap:
+    """The map that settled controls name, in float64."""
+    name = settings["map"]
+    if name == "dpfp":
+        return make(f"dpfp-{settings['nu']}", dim)
+    if name in _RANDOM:
+        return make(name, dim, num_features=int(settings["m"]), seed=int(settings["seed"])).double()
+    return make(name, dim)
+
+
+def _prefix(
+    query: Tensor, key: Tensor, value: Tensor, phi: FeatureMap, state: AttentionState, unit: Tensor
+) -> dict[str, Any]:
+    S, z = true_scale(state)
+    naive = {"backend": "reference", "normalize": "none"}
+    ones = torch.ones_like(value[..., :1])
+    output = linear_attention(query, key, value, phi, backend="reference")[0, 0]
+    rescan = zip(
+        linear_attention(query, key, value, phi, **naive)[0, 0],  # type: ignore[arg-type]
+        linear_attention(query, key, ones, phi, **naive)[0, 0, :, 0],  # type: ignore[arg-type]
+        output,
+        strict=True,
+    )
+    features = phi.query(query)[0, 0]
+    read_out = read(query, phi, state)[0, 0]
+    # The factor that a calibrated map leaves out does not arise here: these maps are not calibrated.
+    running = zip(features @ S, features @ z, read_out, strict=True)
+    names = ("numerator", "denominator", "output")
+    weights = attention_matrix(query, key, phi)[0, 0]
+    shares = scaled_dot_product_attention(query, key, unit)[0, 0] if key.shape[2] else weights
+    softmax = scaled_dot_product_attention(query, key, value)[0, 0] if key.shape[2] else output
+    undefined = [
+        _policies(query[:, :, i : i + 1], key, value, phi) if bool(row.isnan().all()) else None
+        for i, row in enumerate(output)
+    ]
+    return {
+        "S": S, "z": z, "weights": weights, "softmax_weights": shares, "softmax": softmax,
+        "rescan": [dict(zip(names, parts, strict=True)) for parts in rescan],
+        "state": [dict(zip(names, parts, strict=True)) for parts in running],
+        "difference": (output - read_out).abs().amax(-1), "undefined": undefined,
+    }  # fmt: skip
+
+
+def true_scale(state: AttentionState) -> tuple[Tensor, Tensor]:
+    """S ``(r, e)`` and z ``(r,)`` of a state of one head, the logarithms beside them multiplied in."""
+    assert state.z is not None
+    scale = 1.0 if state.log_scale is None else state.log_scale[0, 0].exp()
+    z: Tensor = state.z[0, 0] * scale
+    return state.S[0, 0] * (scale if isinstance(scale, float) else scale[:, None]), z
+
+
+def _policies(query: Tensor, key: Tensor, value: Tensor, phi: FeatureMap) -> dict[str, str] | None:
+    """What each policy gives for a row without a result; ``None``: the row is NaN for another reason."""
+    try:
+        linear_attention(query, key, value, phi, undefined="raise")
+    except ValueError as error:
+        zero = linear_attention(query, key, value, phi, undefined="zero")[0, 0, 0]
+        return {"nan": "NaN", "zero": f"{zero[0].item():g}", "raise": f"ValueError: {error}"}
+    return None
+
+
+def _rows(name: str, text: str) -> Rows:
+    lines = text.split(";") if text.count(";") < MOST[name] else ()
+    if not lines:
+        raise InputError(f"{name}: at most {MOST[name]} rows, got {text.count(';') + 1:,}")
+    found = []
+    for line in lines:
+        if line.count(",") >= WIDEST[name]:
+            raise InputError(f"{name}: rows of at most {WIDEST[name]} numbers, got {line.count(',') + 1:,}")
+        found.append(tuple(number(name, part.strip()) for part in line.split(",")))
+    if len({len(row) for row in found}) > 1:
+        raise InputError(f"{name}: all rows must have the same size, got {shown(text)}")
+    if largest := max((abs(x) for row in found for x in row if abs(x) > LARGEST), default=None):
+        raise InputError(f"{name}: numbers must lie between -{LARGEST:g} and {LARGEST:g}, got {largest:g}")
+    return tuple(found)

@@ -1,0 +1,25 @@
+// Elements without markup in strings: whatever text comes in stays text.
+const SVG = "http://www.w3.org/2000/svg";
+
+export const el = (name, attributes, ...children) => fill(document.createElement(name), attributes, children);
+
+export const svg = (name, attributes, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
+
+function fill(node, attributes, children) {
+  for (const [key, value] of Object.entries(attributes ?? {})) {
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (value === true) node.setAttribute(key, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(key, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+// A box that scrolls must be reachable by keyboard, and say what it is.
+export const scroll = (label, ...children) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, ...children);
+
+export function table(heads, rows, attributes) {
+  return el("table", attributes,
+    el("thead", null, el("tr", null, ...heads.map((head) => (head instanceof Node ? head : el("th", { scope: "col" }, head))))),
+    el("tbody", null, ...rows));
+}
