@@ -29,7 +29,13 @@ _MEMORY = choice("memory", "Feature map", MAPS, "dpfp-2")
 _PASSES = numbers("passes", "Times written", (1, 2, 4, 8, 16, 32), 1, (1, 4, 32))
 _BETA = numbers("beta", "Writing strength β", tuple(step / 10 for step in range(1, 11)), 1, (0.5, 1))
 _DECAY = numbers("decay", "Gated delta keeps", _GATES, 0.95, (0.8, 0.95, 1))
-CONTROLS: tuple[Control, ...] = (_MEMORY, numbers("pairs", "Stored pairs", COUNTS, 8), _PASSES, _BETA, _DECAY)
+CONTROLS: tuple[Control, ...] = (
+    _MEMORY,
+    numbers("pairs", "Stored pairs", COUNTS, 8, (4, 8, 16, 32)),
+    _PASSES,
+    _BETA,
+    _DECAY,
+)
 OVERWRITING: tuple[Control, ...] = (_MEMORY, _BETA, _DECAY)
 
 
@@ -108,10 +114,20 @@ def store(
     size = phi.key(key).square().sum(-1)
     strength = torch.where(size > 0, beta / size, 0.0)
     gate = torch.full_like(strength, decay).log()
-    how: Rule = {"sum": Sum(), "delta": Delta(strength), "gated delta": GatedDelta(strength, gate)}[rule]
+    rules: dict[str, Rule] = {
+        "sum": Sum(), "delta": Delta(strength), "gated delta": GatedDelta(strength, gate)
+    }  # fmt: skip
     normalize = "attention" if rule == "sum" else "none"
     _, state = linear_attention(
-        key, key, value, phi, rule=how, normalize=normalize, causal=True, undefined="zero", return_state=True
+        key,
+        key,
+        value,
+        phi,
+        rule=rules[rule],
+        normalize=normalize,
+        causal=True,
+        undefined="zero",
+        return_state=True,
     )
     return read(query, phi, state, normalize=normalize, undefined="zero")
 

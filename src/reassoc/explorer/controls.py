@@ -65,12 +65,23 @@ def choice(name: str, label: str, words: Mapping[str, str], default: str | None 
 
 
 def numbers(
-    name: str, label: str, values: tuple[float, ...], default: float, grid: tuple[float, ...] = (), **more: Any
+    name: str,
+    label: str,
+    values: tuple[float, ...],
+    default: float,
+    grid: tuple[float, ...] = (),
+    **more: Any,
 ) -> Control:
     """A slider over ascending numbers."""
-    spelled = [tuple(f"{value:g}" for value in some) for some in (values, grid or values)]
+    spelled = [tuple(f"{value:.12g}" for value in some) for some in (values, grid or values)]
     return Control(
-        name, label, spelled[0], f"{default:g}", grid=spelled[1], whole=all(v == int(v) for v in values), **more
+        name,
+        label,
+        spelled[0],
+        f"{default:.12g}",
+        grid=spelled[1],
+        whole=all(v == int(v) for v in values),
+        **more,
     )
 
 

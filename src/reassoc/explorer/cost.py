@@ -26,8 +26,8 @@ def cost(given: Mapping[str, str]) -> dict[str, Any]:
     """Counts for n queries and n keys with r features and values of size e, and along n.
 
     Returns:
-        ``counts`` at n, ``ratios`` of rescan to state; ``lines``: for each length ``n`` the same; ``crossover``, the n above which the
-        state takes fewer multiply-adds.
+        ``counts`` at n, ``ratios`` of rescan to state; ``lines``: for each length ``n`` its counts;
+        ``crossover``, the n above which the state takes fewer multiply-adds.
 
     Raises:
         InputError: see :func:`.controls.settle`.
@@ -80,7 +80,9 @@ def measured(folder: Path | None) -> dict[str, Any]:
         try:
             text = (folder / "bench.json").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            raise InputError(f"--bench: {folder} holds no bench.json; run: reassoc bench --out {folder}") from None
+            raise InputError(
+                f"--bench: {folder} holds no bench.json; run: reassoc bench --out {folder}"
+            ) from None
     try:
         return _summary(json.loads(text)) | {"here": folder is not None}
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -99,8 +101,8 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
     if not rows:
         raise ValueError("no forward pass was measured")
     about = (
-        f"{machine['processor']}, {settings['threads']} threads, torch {found['versions']['torch']}; "
-        f"{settings['batch']} sequence, {settings['heads']} heads, queries of size {settings['head_dim']}, values "
-        f"{settings['value_dim']}, {settings['dtype']}, {'causal' if settings['causal'] else 'not causal'}"
+        f"{machine['processor']}, {machine['threads']} threads, torch {found['versions']['torch']}; "
+        f"batch {settings['batch']}, {settings['heads']} heads, queries of size {settings['head_dim']}, "
+        f"values {settings['value_dim']}, {settings['dtype']}, {'' if settings['causal'] else 'not '}causal"
     )
     return {"about": about, "command": str(found["command"]), "rows": rows}

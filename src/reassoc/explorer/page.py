@@ -58,12 +58,15 @@ def served(about: dict[str, Any]) -> tuple[str, str]:
 def whole(about: dict[str, Any]) -> str:
     """The page as one file that needs no other; ``about`` then holds every answer."""
     imports = {
-        f"explorer/{name}": "data:text/javascript;base64," + base64.b64encode(asset(f"{name}.js").encode()).decode()
+        f"explorer/{name}": "data:text/javascript;base64,"
+        + base64.b64encode(asset(f"{name}.js").encode()).decode()
         for name in MODULES
     }
     text, scripts = _fill(f"<style>\n{asset(STYLE)}</style>", imports, about)
     policy = f"default-src 'none'; script-src data: {scripts}; style-src 'unsafe-inline'; img-src data:"
-    return text.replace("<title>", f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<title>', 1)
+    return text.replace(
+        "<title>", f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<title>', 1
+    )
 
 
 def _fill(style: str, imports: dict[str, str], about: dict[str, Any]) -> tuple[str, str]:

@@ -55,7 +55,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "orthogonal": Preset(
         "Orthogonal keys",
-        "Reading with a stored key gives its value exactly: no other key answers. Try ELU+1 on the same keys.",
+        "Reading with a stored key gives its value exactly: no other key answers. Then try ELU+1.",
         ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
         ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
         ((1,), (-2,), (3,)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -118,15 +119,11 @@ def _prefix(
     query: Tensor, key: Tensor, value: Tensor, phi: FeatureMap, state: AttentionState, unit: Tensor
 ) -> dict[str, Any]:
     S, z = true_scale(state)
-    naive = {"backend": "reference", "normalize": "none"}
-    ones = torch.ones_like(value[..., :1])
-    output = linear_attention(query, key, value, phi, backend="reference")[0, 0]
-    rescan = zip(
-        linear_attention(query, key, value, phi, **naive)[0, 0],  # type: ignore[arg-type]
-        linear_attention(query, key, ones, phi, **naive)[0, 0, :, 0],  # type: ignore[arg-type]
-        output,
-        strict=True,
-    )
+    naive = functools.partial(linear_attention, query, key, feature_map=phi, backend="reference")
+    output = naive(value)[0, 0]
+    numerator = naive(value, normalize="none")[0, 0]
+    denominator = naive(torch.ones_like(value[..., :1]), normalize="none")[0, 0, :, 0]
+    rescan = zip(numerator, denominator, output, strict=True)
     features = phi.query(query)[0, 0]
     read_out = read(query, phi, state)[0, 0]
     # The factor that a calibrated map leaves out does not arise here: these maps are not calibrated.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import webbrowser
@@ -53,11 +54,8 @@ def serve(
         if open_browser:  # the socket listens already: a request before the server runs waits
             webbrowser.open(address)
         options: dict[str, Any] = {"log_level": "warning", "h11_max_incomplete_event_size": 2 * LONGEST}
-        with one_thread():
-            try:
-                uvicorn.Server(uvicorn.Config(app, http="h11", **options)).run(sockets=[listening])
-            except KeyboardInterrupt:
-                pass  # Ctrl-C is how it ends
+        with one_thread(), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+            uvicorn.Server(uvicorn.Config(app, http="h11", **options)).run(sockets=[listening])
 
 
 def application(bench: Path | None = None) -> Starlette:

@@ -16,13 +16,13 @@ export function render({ truth, product, widths, exact, negative }, place) {
   place.replaceChildren(
     el("p", { class: "remark" }, `The truth is exp(q·k) = exp(${format(product)}) = `, el("data", { value: truth, class: "truth" }, format(truth)),
       `. One standard deviation of an estimate with ${last.m} projections is ${format(last.predicted, 3)} of that${exact ? "" : " at most"}.`),
-    el("div", { class: "charts wide" }, chart("Estimate over truth, 48 draws each", {
+    el("div", { class: "charts wide" }, chart(`Estimate over truth, ${widths[0].estimates.length} draws each`, {
       label: `Estimates divided by the truth against the number of projections, with a band of one predicted standard deviation around 1; ${outside} of ${all.length} estimates lie outside the picture.`,
       x: { label: "projections m", low: widths[0].m / 1.25, high: last.m * 1.25, log: true, ticks: powers(8, 1024, 2, String) },
       y: { label: "estimate / truth", low: LOW, high: HIGH, ticks: [[-1, "−1"], [0, "0"], [1, "1"], [2, "2"], [3, "3"]] },
       series: [
         { name: `one predicted standard deviation${exact ? "" : " (upper bound)"}`, kind: "band", look: "state", points: widths.map((width) => [width.m, 1 - reach(width), 1 + reach(width)]) },
-        { name: "one draw", kind: "dots", look: "rescan", points: widths.flatMap(({ m, estimates }) => estimates.map((y, i) => [m * (1 + (i / 47 - 0.5) * 0.3), y])) },
+        { name: "one draw", kind: "dots", look: "rescan", points: widths.flatMap(({ m, estimates }) => estimates.map((y, i) => [m * (1 + (i / (estimates.length - 1) - 0.5) * 0.3), y])) },
         { name: "mean of the draws", kind: "line", look: "other", points: widths.map(({ m, mean }) => [m, mean]) },
       ],
       marks: [{ y: 1 }],

@@ -18,7 +18,7 @@ export function render({ features, lines, maps }, place) {
       chart(`Retrieval error with ${features} features`, {
         label: `Relative squared error of what is read back, along the number of stored pairs, for the sum, delta and gated delta rules, with the bound that no rule can pass; the map has ${features} features.`,
         x: { label: "stored pairs N", low: 1, high: last, log: true, ticks: [1, 2, 4, 8, 16, 32, 64].map((n) => [n, String(n)]) },
-        y: { label: "squared error", low: 0, high: HIGH, ticks: [[0, "0"], [0.5, "0.5"], [1, "1 (reads nothing)"], [1.5, "1.5"]].map(([y, text]) => [y, text.split(" ")[0]]) },
+        y: { label: "squared error", low: 0, high: HIGH, ticks: [0, 0.5, 1, 1.5].map((y) => [y, String(y)]) },
         series: [
           { name: "no rule can do better", kind: "band", look: "plain", points: lines.map((line) => [line.pairs, 0, line.bound]) },
           ...Object.entries(RULES).map(([rule, look]) => ({ name: rule, kind: "line", look, points: lines.map((line) => [line.pairs, line[rule]]) })),
@@ -42,20 +42,20 @@ export const overwriting = {
     const ticks = Array.from({ length: high - low + 1 }, (_, i) => low + i).filter((y) => y % step === 0).map((y) => [y, format(y)]);
     const steps = writes.flatMap(({ wanted }, i) => [[i + 0.5, wanted.a], [i + 1.5, wanted.a]]);
     place.replaceChildren(
-      el("div", { class: "charts" },
+      el("div", { class: "charts wide" },
         chart("What reading key a gives after each write", {
           label: "What each rule returns for key a after each of six writes, beside the value last written to it.",
           x: { label: "write", low: 0.5, high: writes.length + 0.5, ticks: writes.map(({ key, value: written }, i) => [i + 1, `${key}←${format(written)}`]) },
           y: { label: "value read", low, high, ticks },
           series: [{ name: "last value written to a", kind: "line", look: "wanted", points: steps },
             ...Object.entries(RULES).map(([rule, look]) => ({ name: rule, kind: "line", look, points: writes.map(({ reads }, i) => [i + 1, reads[rule].a]) }))],
-        }),
-        scroll("What every key reads after each write", table(
-          ["write", ...keys.flatMap((key) => [`${key}: last`, ...Object.keys(RULES)])],
-          writes.map(({ key, value: written, reads, wanted }) => el("tr", null, el("th", { scope: "row" }, `${key} ← ${format(written)}`),
-            ...keys.flatMap((each) => [el("td", { class: "wanted" }, format(wanted[each])),
-              ...Object.keys(RULES).map((rule) => el("td", { class: wanted[each] === null ? "soft" : near(reads[rule][each], wanted[each]) ? "good" : null }, format(reads[rule][each], 3)))]))),
-          { class: "dense" }))));
+        })),
+      scroll("What every key reads after each write", table(
+        ["write", ...keys.flatMap(() => ["wanted", ...Object.keys(RULES)])],
+        writes.map(({ key, value: written, reads, wanted }) => el("tr", null, el("th", { scope: "row" }, `${key} ← ${format(written)}`),
+          ...keys.flatMap((each) => [el("td", { class: "wanted" }, format(wanted[each])),
+            ...Object.keys(RULES).map((rule) => el("td", { class: wanted[each] === null ? "soft" : near(reads[rule][each], wanted[each]) ? "good" : null }, format(reads[rule][each], 3)))]))),
+        keys.map((key) => [`reading ${key}`, 4]))));
   },
 };
 

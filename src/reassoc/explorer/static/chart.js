@@ -52,7 +52,7 @@ function draw(spec, width, height) {
       }),
       ...(spec.marks ?? []).map(({ x, y }) => svg("path", { class: "mark", d: x === undefined ? `M${LEFT} ${up(y)}H${width - RIGHT}` : `M${across(x)} ${TOP}V${height - BOTTOM}` }))),
     ...(spec.marks ?? []).filter(({ text }) => text).map(({ x, text }) => {
-      const left = across(x) > width - 110;
+      const left = across(x) > width - RIGHT - 8 * text.length;
       return svg("text", { class: "note", x: across(x) + (left ? -5 : 5), y: TOP + 11, "text-anchor": left ? "end" : "start" }, text);
     }));
 }

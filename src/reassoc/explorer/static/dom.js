@@ -18,8 +18,11 @@ function fill(node, attributes, children) {
 // A box that scrolls must be reachable by keyboard, and say what it is.
 export const scroll = (label, ...children) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, ...children);
 
-export function table(heads, rows, attributes) {
-  return el("table", attributes,
-    el("thead", null, el("tr", null, ...heads.map((head) => (head instanceof Node ? head : el("th", { scope: "col" }, head))))),
+// `groups` ([title, columns]) stand above the heads, after the first.
+export function table(heads, rows, groups = null) {
+  return el("table", { class: groups ? "grouped" : null },
+    el("thead", null,
+      groups ? el("tr", null, el("td"), ...groups.map(([title, columns]) => el("th", { scope: "colgroup", colspan: columns }, title))) : null,
+      el("tr", null, ...heads.map((head) => (head ? el("th", { scope: "col" }, head) : el("td"))))),
     el("tbody", null, ...rows));
 }

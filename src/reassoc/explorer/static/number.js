@@ -9,7 +9,7 @@ export function format(number, digits = 6) {
   if (size === 0 || (size >= 1e-4 && size < 1e6)) {
     return minus(String(Number(number.toPrecision(digits)) || 0));
   }
-  const [mantissa, exponent] = number.toExponential(digits - 3).split("e");
+  const [mantissa, exponent] = number.toExponential(Math.max(1, digits - 3)).split("e");
   return `${minus(String(Number(mantissa)))} × 10${[...String(Number(exponent))].map((c) => RAISED[c]).join("")}`;
 }
 

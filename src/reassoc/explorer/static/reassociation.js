@@ -1,6 +1,6 @@
 // Panel "Reassociation": the naive rescan and the running state, side by side.
 import * as editor from "explorer/editor";
-import { el, scroll, table } from "explorer/dom";
+import { el, scroll, svg, table } from "explorer/dom";
 import { format, vector } from "explorer/number";
 import { set, setup, value } from "explorer/state";
 
@@ -60,19 +60,40 @@ const cell = (content, look) => el("td", { class: look ?? null }, content);
 const printed = (numbers, look) => el("td", { class: look ?? null }, el("data", { value: [numbers].flat().join(" ") }, vector([numbers].flat())));
 
 function rescan(answer, seen, query, prefix, k, v) {
+  const weights = [0, ...seen.weights[query], ...seen.softmax_weights[query]].filter(Number.isFinite);
+  const span = [Math.min(...weights), Math.max(...weights)];
   const rows = k.map((key, j) => {
-    const inside = j < prefix, score = answer.scores[query][j];
-    const negative = inside && seen.weights[query][j] < 0;
-    return el("tr", { class: inside ? (negative ? "negative" : null) : "later" },
-      el("th", { scope: "row" }, `k${j + 1}`), printed(key.map(Number), "key"), printed(answer.key_features[j]), printed(v[j].map(Number), "value"),
-      inside ? printed(score) : cell("not seen", "soft"),
+    const inside = j < prefix;
+    return el("tr", { class: inside ? (seen.weights[query][j] < 0 ? "negative" : null) : "later" },
+      el("th", { scope: "row" }, `k${j + 1}`), printed(key.map(Number), "key"), features(answer.key_features[j]), printed(v[j].map(Number), "value"),
+      inside ? printed(answer.scores[query][j]) : cell("not seen", "soft"),
       inside ? printed(answer.terms[query][j]) : cell(""),
-      inside ? el("td", null, el("data", { value: seen.weights[query][j] }, format(seen.weights[query][j], 4)), negative ? el("span", { class: "flag" }, " negative") : null) : cell(""),
-      inside ? cell(format(seen.softmax_weights[query][j], 4)) : cell(""));
+      ...(inside ? [weight(seen.weights[query][j], span, "kernel"), weight(seen.softmax_weights[query][j], span, "softmax")] : [cell(""), cell("")]));
   });
   const { numerator, denominator } = seen.rescan[query];
   rows.push(el("tr", { class: "sum" }, el("th", { scope: "row", colspan: 4 }, "sum over keys"), printed(denominator, "denominator"), printed(numerator, "numerator"), cell(""), cell("")));
-  return scroll("Every key scored against the query", table(["", "k", "φ(k)", "v", "score φ(q)·φ(k)", "score × v", "weight", "softmax"], rows));
+  return scroll("Every key scored against the query", table(["", "k", "φ(k)", "v", "score", "score × v", "weight", "softmax"], rows));
+}
+
+// Few features as numbers, more as bars.
+function features(numbers) {
+  if (numbers.length <= 4) return printed(numbers);
+  const all = [0, ...numbers.filter(Number.isFinite)];
+  const low = Math.min(...all), span = Math.max(...all) - low || 1, step = 104 / numbers.length;
+  const at = (x) => 21 - (20 * (x - low)) / span;
+  return el("td", null, svg("svg", { class: "features", viewBox: "0 0 104 22", role: "img", "aria-label": vector(numbers) },
+    ...numbers.map((x, i) => (Number.isFinite(x)
+      ? svg("rect", { x: i * step, y: Math.min(at(0), at(x)), width: step * 0.8, height: Math.abs(at(x) - at(0)) }) : null)),
+    svg("path", { class: "axis", d: `M0 ${at(0)}H104` })));
+}
+
+// A weight and its bar; kernel and softmax weights of one query have one scale.
+function weight(number, [low, high], look) {
+  const at = (x) => (100 * (x - low)) / (high - low || 1);
+  const sign = number < 0 ? "less" : look;
+  const bar = Number.isFinite(number) ? svg("rect", { class: sign, x: Math.min(at(0), at(number)), y: 0, width: Math.abs(at(number) - at(0)), height: 5 }) : null;
+  return el("td", { class: "weight" }, el("data", { value: number }, format(number, 4)), number < 0 ? el("span", { class: "flag" }, " negative") : null,
+    svg("svg", { class: "bar", viewBox: "0 0 100 5", preserveAspectRatio: "none", "aria-hidden": true }, bar));
 }
 
 function running(answer, seen, query) {
@@ -82,7 +103,7 @@ function running(answer, seen, query) {
   const rows = features.map((feature, i) => el("tr", null, el("th", { scope: "row" }, String(i + 1)), printed(feature),
     ...seen.S[i].map((now, c) => grown(now, seen.added_S[i][c], "state")), grown(seen.z[i], seen.added_z[i], "normalizer")));
   const { numerator, denominator } = seen.state[query];
-  rows.push(el("tr", { class: "sum" }, el("th", { scope: "row", colspan: 2 }, "φ(q) times column"), ...numerator.map((x) => printed(x, "numerator")), printed(denominator, "denominator")));
+  rows.push(el("tr", { class: "sum" }, el("th", { scope: "row", colspan: 2 }, "φ(q) · column"), ...numerator.map((x) => printed(x, "numerator")), printed(denominator, "denominator")));
   return scroll("The state, and the query's read of it", table(heads, rows));
 }
 
