@@ -25,7 +25,7 @@ class FeatureMap(nn.Module):
     Attributes:
         nonnegative: whether no feature is ever negative; attention weights are then averages.
         symmetric: whether queries and keys are treated alike.
-        papers: keys into :mod:`reassoc._citation`.
+        papers: what :func:`reassoc.citation` prints for it.
     """
 
     name: ClassVar[str]

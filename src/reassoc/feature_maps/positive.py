@@ -25,7 +25,7 @@ class PositiveFeatures(RandomFeatures, ExponentialMap):
         norms: ``"chi"``, or ``"sqrt_dim"`` for the regularised kernel SMREG (biased for softmax).
         hyperbolic: both ``w`` and ``-w``: antithetic pairs, less variance a feature where x + y is small.
         optimal: FAVOR++, ``(1-4A)^(d/4) m^-1/2 exp(A|w|^2 + sqrt(1-4A) w.x - |x|^2/2)``, with A <= 0
-            set from data by :meth:`calibrate_`; before that A is 0, which is FAVOR+.
+            set from data by :meth:`RandomFeatures.calibrate_`; before that A is 0, which is FAVOR+.
         scale, seed, projections, heads: see :class:`reassoc.feature_maps.random.RandomFeatures`.
 
     Sources: Choromanski et al. 2021, lemma 1 and section 2.4; Likhosherstov et al. 2022 (optimal).
@@ -127,7 +127,7 @@ class PositiveFeatures(RandomFeatures, ExponentialMap):
         return self._factors(*self._keys(x))
 
     def log_query(self, x: Tensor) -> Tensor:
-        """``(..., d) -> (..., r)``; calibrated, without the factor :meth:`log_query_factor`."""
+        """``(..., d) -> (..., r)``; calibrated, without :meth:`RandomFeatures.log_query_factor`."""
         left, right = self.log_query_factors(x)
         return left @ right.mT
 

@@ -98,7 +98,7 @@ class TrigonometricFeatures(RandomFeatures):
         return trigonometric_variance(pairwise_sums(x, y, -1.0), self.num_features)
 
     def query(self, x: Tensor) -> Tensor:
-        """``(..., d) -> (..., 2 m)``; calibrated, without the factor :meth:`log_query_factor`."""
+        """``(..., d) -> (..., 2 m)``; calibrated, without :meth:`RandomFeatures.log_query_factor`."""
         return self.query_features(x).value()
 
     def key(self, x: Tensor) -> Tensor:

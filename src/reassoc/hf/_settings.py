@@ -40,7 +40,8 @@ class Conversion:
         feature_map: a name of :func:`reassoc.feature_maps.names`, or ``None``: window and sinks alone.
         map_options: for :func:`reassoc.feature_maps.make`.
         window, sinks: positions and first keys that stay exact; ``None``: no exact part.
-        rule: one of :data:`RULES`. sites: by module name, below the base model.
+        rule: ``"sum"``, ``"decay"``, ``"delta"`` or ``"gated-delta"``.
+        sites: by module name, below the base model.
     """
 
     feature_map: str | None

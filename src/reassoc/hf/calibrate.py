@@ -26,8 +26,8 @@ def calibrate(
 ) -> int:
     """Let the map of every converted layer learn from what softmax attention sees there.
 
-    Random maps learn the exact identities of :mod:`reassoc.feature_maps.calibration`, codebooks their
-    centers, landmark maps their fit. The model runs with its own softmax attention meanwhile.
+    Random maps learn exact identities of their kernel (:class:`reassoc.feature_maps.Calibrator`), codebooks
+    their centers, landmark maps their fit. The model runs with its own softmax attention meanwhile.
 
     Args:
         model: a converted model; its maps are set in place.

@@ -74,7 +74,9 @@ def block_losses(
 
 
 def perplexity(model: PreTrainedModel, examples: Sequence[Example]) -> float:
-    """The exponential of the mean of :func:`block_losses`.
+    """The exponential of the mean negative log likelihood of a token, over blocks of text.
+
+    The first token of a block is given, not predicted.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM

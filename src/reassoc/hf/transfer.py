@@ -84,7 +84,7 @@ def transfer(
     """Stage 1: train the maps of a converted model, in place; nothing else changes.
 
     Returns:
-        The log: ``{"step": ..., "loss": ...}`` every few steps.
+        A list of ``{"step": ..., "loss": ...}`` every few steps.
 
     Raises:
         InputError: a model that is not converted, or whose maps have nothing to train.

@@ -61,12 +61,12 @@ def fidelity(
     Args:
         activations: from :func:`reassoc.lab.load_activations` or :func:`reassoc.lab.synthetic`.
         name: what to call the input in the manifest.
-        maps: ``name[:option...]`` as in :mod:`.candidates`; default a choice of untrained maps, plus
-            ``favor+`` at 4096 features to compare with.
+        maps: ``name[:option...]`` as for ``reassoc fidelity --maps``; default a choice of untrained maps,
+            plus ``favor+`` at 4096 features to compare with.
         widths: numbers of features r for random maps. seeds: draws of each random map.
         target: relative output error that is good enough.
-        resume: folder for finished parts; a sweep with the same settings continues from there. Call
-            :func:`forget_parts` once the results are written.
+        resume: folder for finished parts; a sweep with the same settings continues from there. They
+            stay there once the results are written.
         progress: called with (done, total, what is next).
 
     Raises:

@@ -109,7 +109,7 @@ class LinearAttention(Mixer):
         return step(*heads[:3], self.feature_map, memory, **self._options(rule)), memory
 
     def remember(self, context: Tensor, key_mask: Tensor | None = None) -> AttentionState:
-        """The state of a context ``(B, M, width)``, for :meth:`look_up`; ``key_mask`` bool ``(B, M)``."""
+        """State of a context ``(B, M, width)``, for :meth:`Mixer.look_up`; ``key_mask`` bool ``(B, M)``."""
         self._require_unordered()
         self._check("context", context, ("B", "M"))
         key, value = self._keys_values(self.key_value(context), None)

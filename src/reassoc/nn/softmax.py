@@ -57,7 +57,7 @@ class SoftmaxAttention(Mixer):
         return self._over(heads.query, cache), cache
 
     def remember(self, context: Tensor, key_mask: Tensor | None = None) -> KeyValueCache:
-        """Keys and values of a context ``(B, M, width)``, for :meth:`look_up`."""
+        """Keys and values of a context ``(B, M, width)``, for :meth:`Mixer.look_up`."""
         self._require_unordered()
         self._check("context", context, ("B", "M"))
         check_mask("key_mask", key_mask, (context.shape[0], context.shape[1]), context.device)
