@@ -12,7 +12,7 @@ from typing import Any
 from . import cost
 from .panels import PANELS
 from .presets import PRESETS
-from .reassociation import LARGEST, MOST, WIDEST
+from .tables import LARGEST, MOST, WIDEST
 
 STYLE = "style.css"
 MODULES = (

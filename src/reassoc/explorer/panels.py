@@ -13,6 +13,7 @@ from torch import Tensor
 from .._errors import InputError
 from . import approximation, capacity, cost, reassociation
 from .controls import Control, shown
+from .tables import TABLES
 
 
 class Panel(NamedTuple):
@@ -24,7 +25,7 @@ class Panel(NamedTuple):
 
 
 PANELS: dict[str, Panel] = {
-    "reassociation": Panel(reassociation.reassociation, reassociation.CONTROLS, reassociation.TABLES),
+    "reassociation": Panel(reassociation.reassociation, reassociation.CONTROLS, TABLES),
     "cost": Panel(cost.cost, cost.CONTROLS),
     "approximation": Panel(approximation.approximation, approximation.CONTROLS),
     "capacity": Panel(capacity.capacity, capacity.CONTROLS),

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .. import AttentionState, attention_matrix, linear_attention, read
-from .._errors import InputError
 from ..feature_maps import FeatureMap, make
-from .controls import Control, choice, number, numbers, settle, shown
-from .presets import PRESETS, Rows
+from .controls import Control, choice, numbers, settle
+from .presets import PRESETS
+from .tables import tables
 
 _RANDOM = ("trig", "favor+")
 CONTROLS: tuple[Control, ...] = (
@@ -36,10 +36,6 @@ CONTROLS: tuple[Control, ...] = (
     numbers("seed", "Seed", tuple(range(10)), 0, (0, 1, 2), when=("map", _RANDOM)),
     numbers("nu", "Shifts n", (1, 2, 3), 1, when=("map", ("dpfp",))),
 )
-TABLES = ("q", "k", "v")  # queries, keys and values of one's own; rows apart by ";", numbers by ","
-MOST = {"q": 8, "k": 16, "v": 16}
-WIDEST = {"q": 4, "k": 4, "v": 3}
-LARGEST = 1000.0
 
 
 def reassociation(given: Mapping[str, str]) -> dict[str, Any]:
@@ -50,15 +46,17 @@ def reassociation(given: Mapping[str, str]) -> dict[str, Any]:
         times value, and ``notes`` of the map; and of ``prefixes`` 0 to n each: ``S`` (r, e), ``z`` (r) at
         true scale, what the last key added to them (``added_S``, ``added_z``), and by query ``weights`` and
         ``softmax_weights`` of its keys, ``rescan`` and ``state`` (each numerator (e), denominator, output
-        (e)), ``softmax`` (e) and, where the result is undefined, ``undefined`` (what each policy gives).
+        (e)), ``difference`` of their outputs, ``softmax`` (e), ``undefined``: what each policy gives where
+        there is no result, ``beyond``: whether a result has sums beyond the range of float64.
 
     Raises:
         InputError: parameters that cannot be read, are too many, or do not fit together.
     """
-    query, key, value = data(given)
+    settings = settle(CONTROLS, given)
+    query, key, value = tables(given, PRESETS[settings["preset"]])
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        phi = feature_map(settle(CONTROLS, given), query.shape[-1])
+        phi = feature_map(settings, query.shape[-1])
     unit = torch.eye(key.shape[2], dtype=key.dtype)[None, None]
     found: dict[str, Any] = {
         "notes": [str(note.message) for note in notes],
@@ -81,28 +79,6 @@ def reassociation(given: Mapping[str, str]) -> dict[str, Any]:
             | {"added_S": added, "added_z": phi.key(key[0, 0, last]).sum(0)}
         )
     return found | {"prefixes": prefixes}
-
-
-def data(given: Mapping[str, str]) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries ``(1, 1, Q, d)``, keys ``(1, 1, n, d)`` and values ``(1, 1, n, e)``, float64.
-
-    Raises:
-        InputError: see :func:`reassociation`.
-    """
-    own = [name for name in TABLES if given.get(name)]
-    if own and len(own) < len(TABLES):
-        raise InputError(f"q, k and v go together: {', '.join(set(TABLES) - set(own))} is missing")
-    if own:
-        rows = [_rows(name, given[name]) for name in TABLES]
-    else:
-        preset = PRESETS[settle(CONTROLS, given)["preset"]]
-        rows = [preset.query, preset.key, preset.value]
-    if len(rows[1]) != len(rows[2]):
-        raise InputError(f"k and v must have as many rows: got {len(rows[1])} keys, {len(rows[2])} values")
-    if len(rows[0][0]) != len(rows[1][0]):
-        raise InputError(f"q and k must have rows of one size, got {len(rows[0][0])} and {len(rows[1][0])}")
-    query, key, value = (torch.tensor(some, dtype=torch.float64)[None, None] for some in rows)
-    return query, key, value
 
 
 def feature_map(settings: Mapping[str, str], dim: int) -> FeatureMap:
@@ -141,6 +117,8 @@ def _prefix(
         "rescan": [dict(zip(names, parts, strict=True)) for parts in rescan],
         "state": [dict(zip(names, parts, strict=True)) for parts in running],
         "difference": (output - read_out).abs().amax(-1), "undefined": undefined,
+        # A result that exists although its sums, at true scale, are too large or too small for a number.
+        "beyond": (denominator.isinf() | (denominator == 0)) & ~output.isnan().any(-1),
     }  # fmt: skip
 
 
@@ -160,19 +138,3 @@ def _policies(query: Tensor, key: Tensor, value: Tensor, phi: FeatureMap) -> dic
         zero = linear_attention(query, key, value, phi, undefined="zero")[0, 0, 0]
         return {"nan": "NaN", "zero": f"{zero[0].item():g}", "raise": f"ValueError: {error}"}
     return None
-
-
-def _rows(name: str, text: str) -> Rows:
-    lines = text.split(";") if text.count(";") < MOST[name] else ()
-    if not lines:
-        raise InputError(f"{name}: at most {MOST[name]} rows, got {text.count(';') + 1:,}")
-    found = []
-    for line in lines:
-        if line.count(",") >= WIDEST[name]:
-            raise InputError(f"{name}: rows of at most {WIDEST[name]} numbers, got {line.count(',') + 1:,}")
-        found.append(tuple(number(name, part.strip()) for part in line.split(",")))
-    if len({len(row) for row in found}) > 1:
-        raise InputError(f"{name}: all rows must have the same size, got {shown(text)}")
-    if largest := max((abs(x) for row in found for x in row if abs(x) > LARGEST), default=None):
-        raise InputError(f"{name}: numbers must lie between -{LARGEST:g} and {LARGEST:g}, got {largest:g}")
-    return tuple(found)

@@ -23,7 +23,7 @@ export function render(answer) {
   const { q, k, v } = editor.tables();
   const query = index("query", q.length - 1, 0), prefix = index("prefix", k.length, k.length);
   const preset = setup.presets[value("preset")];
-  place("preset-note").textContent = value("q") ? "Numbers of your own." : preset.note;
+  place("preset-note").textContent = value("q") ? "Numbers of your own; choosing a preset leaves them." : preset.note;
   place("map-notes").textContent = answer.notes.join(" ");
   if (drawn !== answer) {
     drawn = answer;
@@ -77,7 +77,7 @@ function rescan(answer, seen, query, prefix, k, v) {
 
 // Few features as numbers, more as bars.
 function features(numbers) {
-  if (numbers.length <= 4) return printed(numbers);
+  if (vector(numbers).length <= 26) return printed(numbers);
   const all = [0, ...numbers.filter(Number.isFinite)];
   const low = Math.min(...all), span = Math.max(...all) - low || 1, step = 104 / numbers.length;
   const at = (x) => 21 - (20 * (x - low)) / span;
@@ -126,7 +126,8 @@ function results(seen, query, prefix) {
     card("soft", "Softmax attention", prefix === 0 ? "no key" : number(seen.softmax[query]), "exp(q·k / √d), normalized"));
   if (!gone) {
     const apart = seen.difference[query];
-    return [cards, el("p", { class: "small" }, `Rescan and state differ by ${format(apart)}${apart === 0 ? "" : ": rounding"}.`)];
+    return [cards, el("p", { class: "small" }, `Rescan and state differ by ${format(apart)}${apart === 0 ? "" : ": rounding"}.`,
+      seen.beyond[query] ? " The sums as shown leave the range of a float64; the library keeps their logarithms, so the output is none the worse." : null)];
   }
   const why = prefix === 0 ? "no key is visible, so there is nothing to average" : "the denominator φ(q)·z is exactly zero, so no average exists";
   return [cards, el("div", { class: "unavailable" },
