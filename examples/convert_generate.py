@@ -1,4 +1,4 @@
-"""Give a transformers model a state of constant size: convert, calibrate, generate.
+"""Give a transformers model a state of constant size: convert, calibrate, generate. Needs the extra [hf].
 
 python examples/convert_generate.py                # a tiny random Llama, made on the spot
 python examples/convert_generate.py path/to/model  # a model of yours; calibrated on the embedded text

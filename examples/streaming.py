@@ -47,7 +47,7 @@ with tempfile.TemporaryDirectory() as folder:
     state = AttentionState.load(Path(folder) / "state.safetensors")
 
 # 3. One token at a time. `step` advances the state; a clone made before keeps its numbers.
-#    With the first step a state begins to hold what rounding takes from its numbers: twice the bytes, no more.
+#    From the first step on a state also holds what rounding took from its numbers: twice the bytes.
 snapshot = state.clone()
 for t in range(PROMPT, TOKENS):
     outputs.append(reassoc.step(*tokens(t, t + 1), phi, state))
