@@ -52,6 +52,8 @@ def explore(
 
         if export.suffix.lower() not in (".html", ".htm"):
             raise InputError(f"--export: name a file that ends in .html, got {export}")
+        if not export.parent.is_dir():
+            raise InputError(f"--export: there is no folder {export.parent}")
         with progress_bar("explore") as progress:
             count = write(export, bench, progress)
         size = export.stat().st_size / 1e6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -91,7 +92,7 @@ def number(name: str, text: str) -> float:
     Raises:
         InputError: anything else, NaN and infinities among them.
     """
-    if not _NUMBER.fullmatch(text):
+    if not _NUMBER.fullmatch(text) or math.isinf(float(text)):
         raise InputError(f"{name} must be a number such as 0.5 or -2e-3, got {shown(text)}")
     return float(text)
 

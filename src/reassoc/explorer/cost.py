@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -85,14 +86,14 @@ def measured(folder: Path | None) -> dict[str, Any]:
             ) from None
     try:
         return _summary(json.loads(text)) | {"here": folder is not None}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise InputError(f"--bench: {folder} holds no readable results of reassoc bench") from None
 
 
 def _summary(found: dict[str, Any]) -> dict[str, Any]:
     settings, machine = found["settings"], found["machine"]
     kinds = {each["name"]: each["kind"] for each in found["contenders"]}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": str(row["contender"]), "length": int(row["length"])}
         | {part: float(row[part]) for part in ("seconds", "lower", "upper")}
         for row in found["rows"]
@@ -100,6 +101,9 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
     ]
     if not rows:
         raise ValueError("no forward pass was measured")
+    # The page draws them on logarithmic axes, and NaN is no JSON that a browser reads.
+    if not all(0 < row[part] < math.inf for row in rows for part in ("length", "seconds", "lower", "upper")):
+        raise ValueError("a time or a length is not a positive number")
     about = (
         f"{machine['processor']}, {machine['threads']} threads, torch {found['versions']['torch']}; "
         f"batch {settings['batch']}, {settings['heads']} heads, queries of size {settings['head_dim']}, "

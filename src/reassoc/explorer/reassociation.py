@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .. import AttentionState, attention_matrix, linear_attention, read
+from .._errors import InputError
 from ..feature_maps import FeatureMap, make
 from .controls import Control, choice, numbers, settle
 from .presets import PRESETS
@@ -85,6 +86,8 @@ def feature_map(settings: Mapping[str, str], dim: int) -> FeatureMap:
     """The map that settled controls name, in float64."""
     name = settings["map"]
     if name == "dpfp":
+        if int(settings["nu"]) >= 2 * dim:
+            raise InputError(f"nu: keys of size {dim} allow shifts up to {2 * dim - 1}, got {settings['nu']}")
         return make(f"dpfp-{settings['nu']}", dim)
     if name in _RANDOM:
         return make(name, dim, num_features=int(settings["m"]), seed=int(settings["seed"])).double()

@@ -3,18 +3,19 @@ import { el } from "explorer/dom";
 import { frozen } from "explorer/source";
 import { set, setup, value } from "explorer/state";
 
-const { rows: most, largest } = setup.limits;
+const { rows: most, columns: widest, largest } = setup.limits;
 
 // The numbers now shown, as rows of text: those in the address, else the preset's.
 export function tables() {
   if (value("q") && value("k") && value("v")) {
-    return { q: parse(value("q")), k: parse(value("k")), v: parse(value("v")) };
+    return { q: parse("q"), k: parse("k"), v: parse("v") };
   }
   const preset = setup.presets[value("preset")] ?? Object.values(setup.presets)[0];
   return { q: preset.query, k: preset.key, v: preset.value };
 }
 
-const parse = (text) => text.split(";").slice(0, 1000).map((row) => row.split(","));
+// Anything may stand in the address: of what is too much, the first part is there to be mended.
+const parse = (name) => value(name).split(";").slice(0, most[name]).map((row) => row.split(",").slice(0, widest[name]));
 const spell = (rows) => rows.map((row) => row.join(",")).join(";");
 
 export function build(place) {
@@ -37,8 +38,10 @@ export function build(place) {
     const cells = (name, i, what) => now[name][i].map((number, j) => el("input", {
       type: "number", step: "any", min: -largest, max: largest, required: true, value: String(number), "aria-label": `${what} ${i + 1}, entry ${j + 1}`,
       oninput: (event) => {
+        // A wrong entry stays where it was typed, and out of the address: other entries go on working.
+        if (!event.target.validity.valid) return;
         now[name] = now[name].map((row, a) => row.map((old, b) => (a === i && b === j ? event.target.value : old)));
-        if (event.target.validity.valid) change(now);
+        change(now);
       } }));
     const remove = (what, i, next) => el("button", { type: "button", class: "remove", "aria-label": `Remove ${what} ${i + 1}`, onclick: () => again(next()) }, "×");
     const add = (what, full, next) => el("button", { type: "button", disabled: full, onclick: () => again(next()) }, `Add a ${what}`);

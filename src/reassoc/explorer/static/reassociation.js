@@ -2,13 +2,15 @@
 import * as editor from "explorer/editor";
 import { el, scroll, svg, table } from "explorer/dom";
 import { format, vector } from "explorer/number";
-import { set, setup, value } from "explorer/state";
+import { listen, set, setup, value } from "explorer/state";
 
 export const name = "reassociation";
 
 const place = (id) => document.getElementById(id);
 const refreshEditor = editor.build(place("editor"));
 place("editor").addEventListener("rebuild", refreshEditor);
+listen(refreshEditor);
+refreshEditor();
 const slider = place("prefix");
 slider.addEventListener("input", () => set({ prefix: slider.value === slider.max ? null : slider.value }));
 let drawn = null;
@@ -27,7 +29,6 @@ export function render(answer) {
   place("map-notes").textContent = answer.notes.join(" ");
   if (drawn !== answer) {
     drawn = answer;
-    refreshEditor();
     switches(q);
     slider.max = k.length;
   }
@@ -116,7 +117,7 @@ function grown(now, added, look) {
 function results(seen, query, prefix) {
   const slow = seen.rescan[query], fast = seen.state[query], gone = seen.undefined[query];
   const quotient = ({ numerator, denominator }) => `${vector(numerator)} / ${format(denominator)}`;
-  const card = (id, title, output, small) => el("div", { class: `card ${id}` }, el("h4", null, title),
+  const card = (id, title, output, small) => el("div", { class: `card ${id}` }, el("h3", null, title),
     el("p", { class: "number" }, output), el("p", { class: "small" }, small));
   const number = (output) => el("data", { value: output.join(" ") }, vector(output));
   const cards = el("div", { class: "cards" },

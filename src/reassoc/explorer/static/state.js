@@ -23,9 +23,17 @@ export function set(changes) {
     else values.set(name, changes[name]);
   }
   if (changed.length === 0) return;
-  const query = encode([...values]);
-  history.replaceState(null, "", (query ? `?${query}` : location.pathname) + location.hash);
+  write();
   for (const listener of listeners) listener(changed);
+}
+
+function write() {
+  const query = encode([...values]);
+  try {
+    history.replaceState(null, "", (query ? `?${query}` : location.pathname) + location.hash);
+  } catch {
+    setTimeout(write, 1000); // some browsers allow so many changes in so many seconds
+  }
 }
 
 export const listen = (listener) => listeners.push(listener);
