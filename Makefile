@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # An install that could not build the native kernels is complete, only slower, and pip does not show why.
 SAY := @$(BIN)/python -c 'import reassoc; print("native kernels:", reassoc.backends()["native"])'
+WAIT := @echo "Installing into $(VENV) and building kernels: several minutes the first time, without a word"
 # What an installed package is made from, beside the Python files, which are used where they lie.
 BUILT_FROM := pyproject.toml constraints.txt $(wildcard csrc/CMakeLists.txt csrc/*.cpp csrc/*.h)
 
@@ -15,7 +16,7 @@ BUILT_FROM := pyproject.toml constraints.txt $(wildcard csrc/CMakeLists.txt csrc
 demo: $(VENV)/lab  ## fidelity report on the embedded sample
 	$(BIN)/reassoc fidelity
 
-explore: $(VENV)/explore  ## kernel attention at work, in the browser; Ctrl-C ends it
+explore: $(VENV)/lab  ## kernel attention at work, in the browser; Ctrl-C ends it
 	$(BIN)/reassoc explore --open
 
 test: $(VENV)/dev  ## the whole test suite
@@ -23,6 +24,7 @@ test: $(VENV)/dev  ## the whole test suite
 
 docs: $(VENV)/dev  ## the documentation, to open from disk: docs/_build/html/index.html
 	$(BIN)/python -m sphinx -b html -W --keep-going -n -q -d docs/_build/doctrees docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
 
 native-test: $(VENV)/dev  ## the C++ tests: optimized, and under the address, undefined-behaviour and thread sanitizers
 	$(BIN)/python -m pytest -m native -rs --capture=no tests/test_native_cpp.py
@@ -45,16 +47,13 @@ $(BIN)/python:
 
 # A stamp per set of packages; asked for again when the pins, the package's own needs or the kernels change.
 $(VENV)/lab: $(BUILT_FROM) | $(BIN)/python
-	$(PIP) -e '.[lab]'
+	$(WAIT)
+	$(PIP) -e '.[explore]'
 	$(SAY)
 	touch $@
 
-$(VENV)/explore: $(BUILT_FROM) | $(BIN)/python
-	$(PIP) -e '.[explore]'
-	$(SAY)
-	touch $@ $(VENV)/lab
-
 $(VENV)/dev: $(BUILT_FROM) | $(BIN)/python
+	$(WAIT)
 	$(PIP) -e '.[dev]'
 	$(SAY)
-	touch $@ $(VENV)/lab $(VENV)/explore
+	touch $@ $(VENV)/lab

@@ -47,11 +47,11 @@ with tempfile.TemporaryDirectory() as folder:
     state = AttentionState.load(Path(folder) / "state.safetensors")
 
 # 3. One token at a time. `step` advances the state; a clone made before keeps its numbers.
-#    From the first step on a state also holds what rounding took from its numbers: twice the bytes.
 snapshot = state.clone()
 for t in range(PROMPT, TOKENS):
     outputs.append(reassoc.step(*tokens(t, t + 1), phi, state))
 report(state)
+print("(twice as much, once: steps also keep what rounding took)")
 
 # 4. The same as the whole at once, whatever the cuts.
 whole = reassoc.linear_attention(query, key, value, phi, causal=True)

@@ -65,3 +65,4 @@ size = states.nbytes
 written = [int(t) for t in model.generate(context[:, -1:], 200, temperature=0.7, states=states)]
 print(prompt.decode() + bytes(written).decode("ascii", "replace"))
 print(f"state: {size:,} bytes after the prompt, {states.nbytes:,} after {int(states.length)} tokens")
+print("(steps also keep what rounding took: more, once, whatever comes after)")

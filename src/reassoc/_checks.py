@@ -14,7 +14,8 @@ def check_tensor(
 ) -> None:
     """Rank, sizes (a string names a free one), floating dtype, and agreement with ``like``."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+        hint = "; torch.from_numpy(x) makes one" if type(x).__module__ == "numpy" else ""
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}{hint}")
     if not x.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {x.dtype}")
     fits = x.ndim == len(sizes) and all(

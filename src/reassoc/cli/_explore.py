@@ -61,7 +61,4 @@ def explore(
         return
     from ..explorer.server import serve
 
-    serve(
-        port, bench=bench, open_browser=open_browser,
-        say=lambda address: typer.echo(f"Explorer: {address}  (Ctrl-C ends it)"),
-    )  # fmt: skip
+    serve(port, bench=bench, open_browser=open_browser, say=typer.echo)

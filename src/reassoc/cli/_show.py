@@ -24,9 +24,9 @@ def show(results: Results, times: list[Time]) -> None:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         table.add_column("map", no_wrap=True)
         for column in ("r", "error", "over heads", f"<={target:g}", "op/tok", "state"):
-            table.add_column(column, justify="right", no_wrap=True)
+            table.add_column(column, justify="right", no_wrap=True, min_width=5)  # a cut number misleads
         if times:
-            table.add_column("time", justify="right", no_wrap=True)
+            table.add_column("time", justify="right", no_wrap=True, min_width=5)
         doubtful = False
         for line in answer.lines:
             unreliable = line.predicted_variance is not None and line.predicted_variance > WORTHLESS

@@ -42,7 +42,7 @@ def serve(
 
     Args:
         port: on the loopback address; 0 takes a free one. bench: folder of `reassoc bench` whose times to
-            show. open_browser: open the page once it is there. say: gets the address.
+            show. open_browser: open the page once it is there. say: gets the address, and what goes wrong.
 
     Raises:
         InputError: the port is taken or not allowed, or ``bench`` holds no results.
@@ -50,9 +50,10 @@ def serve(
     app = application(bench)
     with _bound(port) as listening:
         address = f"http://{HOST}:{listening.getsockname()[1]}/"
-        say(address)
-        if open_browser:  # the socket listens already: a request before the server runs waits
-            webbrowser.open(address)
+        say(f"Explorer: {address}  (Ctrl-C ends it)")
+        # The socket listens already: a request before the server runs waits.
+        if open_browser and not webbrowser.open(address):
+            say("No browser could be opened here: open that address yourself.")
         options: dict[str, Any] = {"log_level": "warning", "h11_max_incomplete_event_size": 2 * LONGEST}
         with one_thread(), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
             uvicorn.Server(uvicorn.Config(app, http="h11", **options)).run(sockets=[listening])

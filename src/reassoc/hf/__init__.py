@@ -1,5 +1,10 @@
 """Kernel attention in pretrained transformers models: convert, calibrate, distill, generate."""
 
+try:
+    import transformers  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("reassoc.hf needs transformers: pip install 'reassoc[hf]'") from error
+
 from ._layer import KernelLayer
 from .cache import KernelCacheLayer, cache_bytes
 from .calibrate import calibrate

@@ -58,7 +58,8 @@ for (const [panel, module] of Object.entries({ reassociation, cost, approximatio
 if (strange.length) alert("page", `The address names what this page does not know: ${strange.slice(0, 5).map((each) => each.slice(0, 40)).join(", ")}.`);
 for (const link of document.querySelectorAll("a[data-document]")) {
   if (setup.documents) link.href = `docs/${link.dataset.document}${setup.documents}`;
-  else link.replaceWith(`documentation: ${link.dataset.document}`);
+  else link.replaceWith(`${link.textContent}: docs/${link.dataset.document} in the documentation of reassoc`);
+  if (setup.documents === ".md") link.append(" (plain text; make docs formats it)");
 }
 await Promise.all([start(reassociation), start(cost), start(approximation), start(capacity), start(capacity.overwriting)]);
 document.documentElement.dataset.ready = "true";
