@@ -24,7 +24,7 @@ _NORMS = tuple(step / 4 for step in range(17))
 CONTROLS: tuple[Control, ...] = (
     numbers("qnorm", "Length of q", _NORMS, 1, (0.5, 1, 2)),
     numbers("knorm", "Length of k", _NORMS, 1, (0.5, 1, 2)),
-    numbers("angle", "Angle, degrees", tuple(range(0, 181, 15)), 60, (0, 60, 90, 120, 180)),
+    numbers("angle", "Angle, degrees", tuple(range(0, 181, 15)), 60, (0, 60, 120, 180)),
     choice(
         "kind", "Features", {"positive": "positive", "optimal": "optimal positive", "trig": "trigonometric"}
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,13 +55,14 @@ def capacity(given: Mapping[str, str]) -> dict[str, Any]:
     """
     settings = settle(CONTROLS, given)
     how = int(settings["passes"]), float(settings["beta"]), float(settings["decay"])
-    phi = _map(settings["memory"])
+    memory = settings["memory"]
     return {
-        "features": phi.feature_dim,
-        "lines": [{"pairs": count} | errors(phi, count, *how) for count in COUNTS],
+        "features": feature_map(memory).feature_dim,
+        "lines": [{"pairs": count} | errors(memory, count, *how) for count in COUNTS],
         "maps": [
-            {"name": MAPS[name], "features": other.feature_dim} | errors(other, int(settings["pairs"]), *how)
-            for name, other in ((name, _map(name)) for name in MAPS)
+            {"name": words, "features": feature_map(name).feature_dim}
+            | errors(name, int(settings["pairs"]), *how)
+            for name, words in MAPS.items()
         ],
     }
 
@@ -76,7 +78,7 @@ def overwriting(given: Mapping[str, str]) -> dict[str, Any]:
         InputError: see :func:`.controls.settle`.
     """
     settings = settle(OVERWRITING, given)
-    phi = _map(settings["memory"])
+    phi = feature_map(settings["memory"])
     names = sorted({key for key, _ in WRITES})
     keys = dict(zip(names, _keys(1, len(names), phi.dim)[0, 0], strict=True))
     key = torch.stack([keys[name] for name, _ in WRITES])[None, None]
@@ -132,8 +134,10 @@ def store(
     return read(query, phi, state, normalize=normalize, undefined="zero")
 
 
-def errors(phi: FeatureMap, count: int, passes: int, beta: float, decay: float) -> dict[str, float]:
-    """Error by rule after all pairs were written in order ``passes`` times, and the bound."""
+@functools.lru_cache(maxsize=4096)  # most changes of one control leave most of these as they were
+def errors(name: str, count: int, passes: int, beta: float, decay: float) -> dict[str, float]:
+    """Error of a map by rule after all pairs were written in order ``passes`` times, and the bound."""
+    phi = feature_map(name)
     key = _keys(BATCH, count, phi.dim)
     value = torch.randn(BATCH, 1, count, VALUES, generator=_generator(1), dtype=torch.float64)
     written = key.repeat(1, 1, passes, 1), value.repeat(1, 1, passes, 1)
@@ -145,7 +149,8 @@ def errors(phi: FeatureMap, count: int, passes: int, beta: float, decay: float) 
     return found | {"bound": 1 - float(ranks.mean()) / count}
 
 
-def _map(name: str) -> FeatureMap:
+def feature_map(name: str) -> FeatureMap:
+    """A map for keys of size 8, in float64."""
     if name == "favor+":
         return make(name, DIM, num_features=4 * DIM, seed=0).double()
     return make(name, DIM)
