@@ -1,0 +1,334 @@
+"""Transformers from parameters by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ..._mode import MODES
+from ..attention import AttentionLayer
+from ..events import EventDispatcher
+from ..recurrent.attention import RecurrentAttentionLayer, RecurrentCrossAttentionLayer
+from ..recurrent.transformers import (
+    RecurrentTransformerDecoder,
+    RecurrentTransformerDecoderLayer,
+    RecurrentTransformerEncoder,
+    RecurrentTransformerEncoderLayer,
+)
+from ..transformers import (
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
+from .attention_builders import (
+    AttentionBuilder,
+    BaseAttentionBuilder,
+    RecurrentAttentionBuilder,
+    RecurrentCrossAttentionBuilder,
+    unknown,
+)
+from .base import BaseBuilder
+
+ACTIVATIONS = ("relu", "gelu")
+
+
+class BaseTransformerBuilder(BaseBuilder):
+    """What all transformers have; a parameter of an attention may be set here as well.
+
+    Attributes:
+        n_layers, n_heads: numbers of layers, and of heads in each.
+        query_dimensions, value_dimensions: sizes of a head's queries and keys, and of its values; the model
+            has size ``n_heads * value_dimensions``.
+        feed_forward_dimensions: size within the linear layers.
+        dropout: rate. activation: ``"relu"`` or ``"gelu"``. final_normalization: a norm after the last layer.
+        event_dispatcher: name or object. legacy: see :mod:`reassoc.compat`.
+    """
+
+    n_layers: int = 4
+    n_heads: int = 4
+    query_dimensions: int = 64
+    value_dimensions: int = 64
+    feed_forward_dimensions: int = 1024
+    dropout: float = 0.1
+    event_dispatcher: str | EventDispatcher = ""
+
+    def __init__(self) -> None:
+        self._activation = "relu"
+        self._final_norm = True
+        self._legacy: str | None = None
+
+    @property
+    def activation(self) -> str:
+        """``"relu"`` or ``"gelu"``."""
+        return self._activation
+
+    @activation.setter
+    def activation(self, value: str) -> None:
+        if value not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {ACTIVATIONS}, got {value!r}")
+        self._activation = value
+
+    @property
+    def final_normalization(self) -> bool:
+        """Whether a norm follows the last layer."""
+        return self._final_norm
+
+    @final_normalization.setter
+    def final_normalization(self, value: Any) -> None:
+        self._final_norm = bool(value)
+
+    @property
+    def legacy(self) -> str | None:
+        """``None`` or ``"exact"``; handed to attentions that have such a parameter."""
+        return self._legacy
+
+    @legacy.setter
+    def legacy(self, value: str | None) -> None:
+        if value not in MODES:
+            raise ValueError(f"legacy must be one of {MODES}, got {value!r}")
+        self._legacy = value
+
+    def _attention_builders(self) -> list[BaseAttentionBuilder]:
+        """Those that parameters of attentions are handed to."""
+        return []
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key.startswith("_"):
+            super().__setattr__(key, value)
+            return
+        own = hasattr(self, key)
+        if own:
+            super().__setattr__(key, value)
+        try:  # a name may be a parameter here and there
+            for builder in self._attention_builders():
+                setattr(builder, key, value)
+        except (AttributeError, ValueError):
+            if not own:
+                raise
+
+    def _layer_options(self) -> dict[str, Any]:
+        return {
+            "d_keys": self.query_dimensions,
+            "d_values": self.value_dimensions,
+            "event_dispatcher": self.event_dispatcher,
+        }
+
+    def _build(self, stack: Any, layer: Any, attentions: list[tuple[Any, BaseAttentionBuilder, str]]) -> Any:
+        """``stack`` of ``layer`` around attentions: class of the projections, builder and type of each."""
+        size = self.value_dimensions * self.n_heads
+        for _, builder, _ in attentions:
+            builder.event_dispatcher = self.event_dispatcher
+        layers = [
+            layer(
+                *(
+                    projections(builder.get(kind), size, self.n_heads, **self._layer_options())
+                    for projections, builder, kind in attentions
+                ),
+                size,
+                self.feed_forward_dimensions,
+                self.dropout,
+                self.activation,
+                event_dispatcher=self.event_dispatcher,
+            )
+            for _ in range(self.n_layers)
+        ]
+        norm = nn.LayerNorm(size) if self.final_normalization else None
+        return stack(layers, norm, event_dispatcher=self.event_dispatcher)
+
+    def get(self) -> Any:
+        """The model."""
+        raise NotImplementedError(f"{type(self).__name__} must define get()")
+
+
+class BaseTransformerEncoderBuilder(BaseTransformerBuilder):
+    """An encoder of classes that a derived builder names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._attention_builder = self._get_attention_builder()
+        self._attention_type = "full"
+
+    def _get_attention_builder(self) -> BaseAttentionBuilder:
+        raise NotImplementedError(f"{type(self).__name__} must define _get_attention_builder()")
+
+    def _get_attention_layer_class(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define _get_attention_layer_class()")
+
+    def _get_encoder_class(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define _get_encoder_class()")
+
+    def _get_encoder_layer_class(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define _get_encoder_layer_class()")
+
+    def _attention_builders(self) -> list[BaseAttentionBuilder]:
+        return [self._attention_builder]
+
+    @property
+    def attention(self) -> BaseAttentionBuilder:
+        """The builder of attentions."""
+        return self._attention_builder
+
+    @property
+    def attention_type(self) -> str:
+        """Name of the attention; see :meth:`BaseAttentionBuilder.get`."""
+        return self._attention_type
+
+    @attention_type.setter
+    def attention_type(self, value: str) -> None:
+        self._attention_type = _known(value, self._attention_builder, "attention_type")
+
+    def get(self) -> Any:
+        """The encoder."""
+        attention = (self._get_attention_layer_class(), self.attention, self.attention_type)
+        return self._build(self._get_encoder_class(), self._get_encoder_layer_class(), [attention])
+
+
+class TransformerEncoderBuilder(BaseTransformerEncoderBuilder):
+    """:class:`TransformerEncoder`, from the parameters of the base and ``attention_type``."""
+
+    def _get_attention_builder(self) -> BaseAttentionBuilder:
+        return AttentionBuilder()
+
+    def _get_attention_layer_class(self) -> Any:
+        return AttentionLayer
+
+    def _get_encoder_class(self) -> Any:
+        return TransformerEncoder
+
+    def _get_encoder_layer_class(self) -> Any:
+        return TransformerEncoderLayer
+
+
+class RecurrentEncoderBuilder(BaseTransformerEncoderBuilder):
+    """:class:`RecurrentTransformerEncoder`, from the parameters of the base and ``attention_type``."""
+
+    def _get_attention_builder(self) -> BaseAttentionBuilder:
+        return RecurrentAttentionBuilder()
+
+    def _get_attention_layer_class(self) -> Any:
+        return RecurrentAttentionLayer
+
+    def _get_encoder_class(self) -> Any:
+        return RecurrentTransformerEncoder
+
+    def _get_encoder_layer_class(self) -> Any:
+        return RecurrentTransformerEncoderLayer
+
+
+class BaseTransformerDecoderBuilder(BaseTransformerBuilder):
+    """A decoder of classes that a derived builder names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._self_attention_builder = self._get_self_attention_builder()
+        self._cross_attention_builder = self._get_cross_attention_builder()
+        self._self_attention_type = self._cross_attention_type = "full"
+
+    def _get_self_attention_builder(self) -> BaseAttentionBuilder:
+        raise NotImplementedError(f"{type(self).__name__} must define _get_self_attention_builder()")
+
+    def _get_cross_attention_builder(self) -> BaseAttentionBuilder:
+        raise NotImplementedError(f"{type(self).__name__} must define _get_cross_attention_builder()")
+
+    def _get_self_attention_layer_class(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define _get_self_attention_layer_class()")
+
+    def _get_cross_attention_layer_class(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define _get_cross_attention_layer_class()")
+
+    def _get_decoder_class(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define _get_decoder_class()")
+
+    def _get_decoder_layer_class(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define _get_decoder_layer_class()")
+
+    def _attention_builders(self) -> list[BaseAttentionBuilder]:
+        return [self._self_attention_builder, self._cross_attention_builder]
+
+    @property
+    def self_attention(self) -> BaseAttentionBuilder:
+        """The builder of self-attentions."""
+        return self._self_attention_builder
+
+    @property
+    def self_attention_type(self) -> str:
+        """Name of the self-attention."""
+        return self._self_attention_type
+
+    @self_attention_type.setter
+    def self_attention_type(self, value: str) -> None:
+        self._self_attention_type = _known(value, self._self_attention_builder, "self_attention_type")
+
+    @property
+    def cross_attention(self) -> BaseAttentionBuilder:
+        """The builder of cross-attentions."""
+        return self._cross_attention_builder
+
+    @property
+    def cross_attention_type(self) -> str:
+        """Name of the cross-attention."""
+        return self._cross_attention_type
+
+    @cross_attention_type.setter
+    def cross_attention_type(self, value: str) -> None:
+        self._cross_attention_type = _known(value, self._cross_attention_builder, "cross_attention_type")
+
+    def get(self) -> Any:
+        """The decoder."""
+        attentions = [
+            (self._get_self_attention_layer_class(), self.self_attention, self.self_attention_type),
+            (self._get_cross_attention_layer_class(), self.cross_attention, self.cross_attention_type),
+        ]
+        return self._build(self._get_decoder_class(), self._get_decoder_layer_class(), attentions)
+
+
+class TransformerDecoderBuilder(BaseTransformerDecoderBuilder):
+    """:class:`TransformerDecoder`, from the base's parameters and the types of its two attentions."""
+
+    def _get_self_attention_builder(self) -> BaseAttentionBuilder:
+        return AttentionBuilder()
+
+    def _get_cross_attention_builder(self) -> BaseAttentionBuilder:
+        return AttentionBuilder()
+
+    def _get_self_attention_layer_class(self) -> Any:
+        return AttentionLayer
+
+    def _get_cross_attention_layer_class(self) -> Any:
+        return AttentionLayer
+
+    def _get_decoder_class(self) -> Any:
+        return TransformerDecoder
+
+    def _get_decoder_layer_class(self) -> Any:
+        return TransformerDecoderLayer
+
+
+class RecurrentDecoderBuilder(BaseTransformerDecoderBuilder):
+    """:class:`RecurrentTransformerDecoder`, from the base's parameters and the types of both attentions."""
+
+    def _get_self_attention_builder(self) -> BaseAttentionBuilder:
+        return RecurrentAttentionBuilder()
+
+    def _get_cross_attention_builder(self) -> BaseAttentionBuilder:
+        return RecurrentCrossAttentionBuilder()
+
+    def _get_self_attention_layer_class(self) -> Any:
+        return RecurrentAttentionLayer
+
+    def _get_cross_attention_layer_class(self) -> Any:
+        return RecurrentCrossAttentionLayer
+
+    def _get_decoder_class(self) -> Any:
+        return RecurrentTransformerDecoder
+
+    def _get_decoder_layer_class(self) -> Any:
+        return RecurrentTransformerDecoderLayer
+
+
+def _known(attention_type: str, builder: BaseAttentionBuilder, what: str) -> str:
+    if not builder.validate_attention_type(attention_type):
+        raise ValueError(unknown(attention_type, builder, what))
+    return attention_type

@@ -1,0 +1,1 @@
+"""Transformers one token at a time."""
