@@ -3,9 +3,8 @@
     sh benchmarks/build_fast_transformers.sh FOLDER
     FOLDER/bin/python benchmarks/record_fast_transformers.py tests/compat/fast/data
 
-Each case of tests/compat/fast/fast_cases.py that is to be recorded becomes one safetensors file with inputs
-Each case of tests/compat/fast/fast_cases.py that is to be recorded becomes a safetensors file of its inputs
-all. tests/compat/fast/test_fast_recorded.py compares.
+Each case of tests/compat/fast/fast_cases.py that is to be recorded becomes a safetensors file of its inputs,
+weights, outputs and gradients, below 1 MB in all. tests/compat/fast/test_fast_recorded.py compares.
 """
 
 import sys
