@@ -80,8 +80,10 @@ def test_a_shell_block_calls_what_there_is(path, line, code, tmp_path, monkeypat
         elif "--help" in arguments or "--version" in arguments:
             assert run(arguments) == 0
         else:
-            command = get_command(app).commands[arguments[0]]
-            command.make_context(arguments[0], list(arguments[1:]))
+            command, rest = get_command(app), list(arguments)
+            while hasattr(command, "commands"):  # a group: its words come first
+                command = command.commands[rest.pop(0)]
+            command.make_context(arguments[0], rest)
             if arguments[0] in RUNS:
                 assert run(arguments) == 0
                 assert capsys.readouterr().out.strip()

@@ -18,9 +18,18 @@ class Commands(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Sections."""
-        commands = get_command(application).commands  # type: ignore[attr-defined]
+        commands = _flat(get_command(application).commands)  # type: ignore[attr-defined]
         text = "\n\n".join(_section(name, command) for name, command in commands.items())
         return self.parse_text_to_nodes(text, allow_section_headings=True)
+
+
+def _flat(commands: dict[str, Any]) -> dict[str, Any]:
+    """Commands by all their words: those of a group instead of the group."""
+    found = {}
+    for name, command in commands.items():
+        inner = _flat(getattr(command, "commands", {}))
+        found |= {f"{name} {word}": each for word, each in inner.items()} or {name: command}
+    return found
 
 
 def _section(name: str, command: Any) -> str:

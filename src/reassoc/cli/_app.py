@@ -11,6 +11,7 @@ from . import FAILED
 from ._bench import bench
 from ._capacity import capacity
 from ._capture import capture
+from ._compat import app as compat
 from ._convert import convert
 from ._doctor import doctor
 from ._evaluate import evaluate
@@ -44,6 +45,7 @@ app.command()(lm)
 app.command()(seq2seq)
 app.command()(explore)
 app.command()(doctor)
+app.add_typer(compat, name="compat")
 
 
 @app.command()
