@@ -16,6 +16,8 @@ from ._quirks import Quirk, quirks
 from ._rebuild import FEATURES, rebuild
 from ._recognize import FAST, GEOMETRIC, Model, recognize
 
+__all__ = ["Gap", "Quirk", "Report", "check"]
+
 TOLERANCE = 1e-3
 
 
@@ -24,7 +26,7 @@ class Report:
     """What :func:`check` found of one model.
 
     Attributes:
-        library, version, root: see :class:`reassoc.compat._recognize.Model`.
+        library, version, root: which library wrote the weights, and where in the checkpoint they begin.
         sizes: by the library's own names. assumed: what shapes do not tell and was taken so, in words.
         quirks: rows of (name, original, clean). gap: differences on the input, or ``None`` without one.
         safe: whether ``gap.end`` is within the tolerance, or ``None``. reason: why, in a sentence.

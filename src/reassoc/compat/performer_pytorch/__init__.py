@@ -1,0 +1,83 @@
+"""performer-pytorch 1.1.4's public names, on this library's operator.
+
+Every attention and model class also takes ``legacy``, see :class:`FastAttention`. State dicts have the
+original's names, so a checkpoint of either loads in the other; :func:`load_older` takes those of copies made
+before 1.1.4, scBERT's among them.
+"""
+
+from .attention import Attention, CrossAttention, SelfAttention
+from .autoregressive import AutoregressiveWrapper, repetition_penalty_fn, top_k, top_p
+from .checkpoints import load_older
+from .encoder_decoder import PerformerEncDec
+from .fast_attention import FastAttention
+from .kernels import (
+    causal_linear_attention,
+    causal_linear_attention_noncuda,
+    gaussian_orthogonal_random_matrix,
+    generalized_kernel,
+    linear_attention,
+    orthogonal_matrix_chunk,
+    softmax_kernel,
+)
+from .language_model import PerformerLM
+from .layers import (
+    Always,
+    Chunk,
+    FeedForward,
+    PreLayerNorm,
+    PreScaleNorm,
+    PreShiftTokens,
+    ReZero,
+    find_modules,
+    get_module_device,
+    shift,
+)
+from .performer import Performer
+from .positions import (
+    AbsolutePositionalEmbedding,
+    FixedPositionalEmbedding,
+    apply_rotary_pos_emb,
+    rotate_every_two,
+)
+from .redraw import ProjectionUpdater
+from .reversible import ReversibleSequence, SequentialSequence, route_args
+
+__all__ = [
+    "AbsolutePositionalEmbedding",
+    "Always",
+    "Attention",
+    "AutoregressiveWrapper",
+    "Chunk",
+    "CrossAttention",
+    "FastAttention",
+    "FeedForward",
+    "FixedPositionalEmbedding",
+    "Performer",
+    "PerformerEncDec",
+    "PerformerLM",
+    "PreLayerNorm",
+    "PreScaleNorm",
+    "PreShiftTokens",
+    "ProjectionUpdater",
+    "ReZero",
+    "ReversibleSequence",
+    "SelfAttention",
+    "SequentialSequence",
+    "apply_rotary_pos_emb",
+    "causal_linear_attention",
+    "causal_linear_attention_noncuda",
+    "find_modules",
+    "gaussian_orthogonal_random_matrix",
+    "generalized_kernel",
+    "get_module_device",
+    "linear_attention",
+    "load_older",
+    "orthogonal_matrix_chunk",
+    "repetition_penalty_fn",
+    "rotate_every_two",
+    "route_args",
+    "shift",
+    "softmax_kernel",
+    "top_k",
+    "top_p",
+]
