@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from reassoc.nn import AttentionConfig, LanguageModel, LanguageModelConfig
 
 torch.manual_seed(0)
-STEPS, STREAMS, SEGMENT = 300, 4, 256
+STEPS, STREAMS, SEGMENT = 200, 4, 256
 
 # 1. A text, as bytes: the New Testament that comes with the package. Put a text of your own here.
 text = lzma.decompress(files("reassoc").joinpath("lab/data/king-james.txt.xz").read_bytes())

@@ -1,5 +1,6 @@
 """The page answers at once, and its address is all that it needs to come back."""
 
+import os
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -30,29 +31,18 @@ MOVE = """async () => {
   return times;
 }"""
 
-FRAME = """async () => {
-  const times = [];
-  for (let i = 0; i < 30; i++) {
-    const start = performance.now();
-    document.getElementById("prefix-value").textContent = i;
-    await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
-    times.push(performance.now() - start);
-  }
-  return times;
-}"""
-
 
 @pytest.mark.parametrize("query", ["?preset=general", "?preset=mixed&map=dpfp"])
 def test_moving_the_prefix_is_immediate(visit, query):
+    # 50 ms on a machine of one's own; here another worker shares the two cores with page, browser and server.
+    limit = 100 if "PYTEST_XDIST_WORKER" in os.environ else 50
     page = visit(query)
     medians = []
     for _ in range(5):  # the best of some: other work on the machine only ever adds
         times = sorted(page.evaluate(MOVE))
         assert len(times) == 30
-        # What a frame with one new word takes beyond a sixtieth of a second is that other work.
-        delay = max(0.0, sorted(page.evaluate(FRAME))[15] - 1000 / 60)
-        medians.append((times[15], delay))
-        if times[15] - delay < 50:
+        medians.append(times[15])
+        if times[15] < limit:
             return
     pytest.fail(f"30 moves take {medians} milliseconds at the median")
 
@@ -96,10 +86,12 @@ def test_an_address_brings_everything_back(visit):
     }
     for name, place in places.items():
         page.locator(f"#c-{name}").fill(str(place))
+    quiet(page)  # an answer on its way would bring new switches in the place of those that are clicked
     page.locator("#queries input").nth(2).check(force=True)
     page.locator("#prefix").fill("3")
     page.locator("summary", has_text="of your own").click()
     page.get_by_label("key 2, entry 1", exact=True).fill("-0.75")
+    quiet(page)
     page.locator("#queries input").nth(1).check(force=True)
     page.locator("#prefix").fill("2")
     quiet(page)

@@ -15,7 +15,7 @@ export function render({ truth, product, widths, exact, negative }, place) {
   const last = widths.at(-1);
   place.replaceChildren(
     el("p", { class: "remark" }, `The truth is exp(q·k) = exp(${format(product)}) = `, el("data", { value: truth, class: "truth" }, format(truth)),
-      `. One standard deviation of an estimate with ${last.m} projections is ${format(last.predicted, 3)} of that${exact ? "" : " at most"}.`),
+      `. One standard deviation of an estimate with ${last.m} projections is ${format(last.predicted, 3)} times that${exact ? "" : " at most"}.`),
     el("div", { class: "charts wide" }, chart(`Estimate over truth, ${widths[0].estimates.length} draws each`, {
       label: `Estimates divided by the truth against the number of projections, with a band of one predicted standard deviation around 1; ${outside} of ${all.length} estimates lie outside the picture.`,
       x: { label: "projections m", low: widths[0].m / 1.25, high: last.m * 1.25, log: true, ticks: powers(8, 1024, 2, String) },
