@@ -16,7 +16,15 @@ from sphinx.errors import PycodeError
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.typing import ExtensionMetadata
 
-MODULES = ("reassoc", "reassoc.feature_maps", "reassoc.rules", "reassoc.nn", "reassoc.hf", "reassoc.lab", "reassoc.compat.check")
+MODULES = (
+    "reassoc",
+    "reassoc.feature_maps",
+    "reassoc.rules",
+    "reassoc.nn",
+    "reassoc.hf",
+    "reassoc.lab",
+    "reassoc.compat.check",
+)
 SECTIONS = ("Args:", "Attributes:", "Raises:")
 # The house writes short entries on one line: "batch: number of sequences. key_heads: G. value_dim: e."
 NEXT_ENTRY = re.compile(r"(?<=\.) (?=[A-Za-z]\w*(?:, \w+)*: )")
