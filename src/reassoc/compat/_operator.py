@@ -28,3 +28,8 @@ def attend(
     together = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], dim=-1)
     sums = linear_attention(query, key, together, "identity", normalize="none", causal=causal)
     return sums[..., :-1] / (sums[..., -1:] + key_eps * query.sum(-1, keepdim=True) + eps)
+
+
+def hide_values(value: Tensor, key_mask: Tensor | None) -> Tensor:
+    """``(B, H, M, e)`` with zeros where ``key_mask`` ``(B, M)`` is False: what the originals' masks do."""
+    return value if key_mask is None else value.masked_fill(~key_mask[:, None, :, None], 0.0)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from .. import linear_attention
 from ..feature_maps import orthogonalize
 from ._mode import check_mode
-from ._operator import attend
+from ._operator import attend, hide_values
+from .performer_pytorch import orthogonal_matrix_chunk
 
 KERNEL_EPS = 1e-3  # added to every feature by the original
 RELU = nn.ReLU()
@@ -168,7 +169,7 @@ def _draw(rows: int, columns: int, legacy: str | None) -> Tensor:
     """``(rows, columns)``, rows of norm 1: uniform directions, or with the signs that LAPACK gives."""
     if legacy is None:
         return orthogonalize(torch.randn(rows, columns), "sqrt_dim") / math.sqrt(columns)
-    blocks = [torch.linalg.qr(torch.randn(columns, columns))[0].mT for _ in range(-(-rows // columns))]
+    blocks = [orthogonal_matrix_chunk(columns) for _ in range(-(-rows // columns))]
     return torch.cat(blocks)[:rows]
 
 
@@ -183,9 +184,7 @@ def _attend(
 ) -> Tensor:
     q, k = (t @ matrix.mT.to(t.dtype) for t in (q, k))
     if legacy == "exact":
-        if mask is not None:
-            v = v.masked_fill(~mask[:, None, :, None], 0.0)
-        return attend(kernel(q) + KERNEL_EPS, kernel(k) + KERNEL_EPS, v)
+        return attend(kernel(q) + KERNEL_EPS, kernel(k) + KERNEL_EPS, hide_values(v, mask))
     phi = "relu" if type(kernel) is nn.ReLU else "identity"
     if phi == "identity":
         q, k = kernel(q), kernel(k)

@@ -61,8 +61,8 @@ def reassociation(given: Mapping[str, str]) -> dict[str, Any]:
     unit = torch.eye(key.shape[2], dtype=key.dtype)[None, None]
     found: dict[str, Any] = {
         "notes": [str(note.message) for note in notes],
-        "query_features": phi.query(query)[0, 0],
-        "key_features": phi.key(key)[0, 0],
+        "query_features": (queries := phi.query(query)[0, 0]),
+        "key_features": (keys := phi.key(key)[0, 0]),
         "scores": (scores := attention_matrix(query, key, phi, normalize="none")[0, 0]),
         "terms": scores[..., None] * value[0, 0],
     }
@@ -74,11 +74,9 @@ def reassociation(given: Mapping[str, str]) -> dict[str, Any]:
         _, state = linear_attention(
             query[:, :, :0], key[:, :, last], value[:, :, last], phi, state=state, return_state=True
         )
-        added = torch.einsum("nr,ne->re", phi.key(key[0, 0, last]), value[0, 0, last])
-        prefixes.append(
-            _prefix(query, *seen, phi, state, unit[:, :, :count, :count])
-            | {"added_S": added, "added_z": phi.key(key[0, 0, last]).sum(0)}
-        )
+        seen_so_far = _prefix(query, *seen, queries, phi, state, unit[:, :, :count, :count])
+        added = {"added_S": keys[last].mT @ value[0, 0, last], "added_z": keys[last].sum(0)}
+        prefixes.append(seen_so_far | added)
     return found | {"prefixes": prefixes}
 
 
@@ -95,7 +93,13 @@ def feature_map(settings: Mapping[str, str], dim: int) -> FeatureMap:
 
 
 def _prefix(
-    query: Tensor, key: Tensor, value: Tensor, phi: FeatureMap, state: AttentionState, unit: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    features: Tensor,
+    phi: FeatureMap,
+    state: AttentionState,
+    unit: Tensor,
 ) -> dict[str, Any]:
     S, z = true_scale(state)
     naive = functools.partial(linear_attention, query, key, feature_map=phi, backend="reference")
@@ -103,7 +107,6 @@ def _prefix(
     numerator = naive(value, normalize="none")[0, 0]
     denominator = naive(torch.ones_like(value[..., :1]), normalize="none")[0, 0, :, 0]
     rescan = zip(numerator, denominator, output, strict=True)
-    features = phi.query(query)[0, 0]
     read_out = read(query, phi, state)[0, 0]
     # The factor that a calibrated map leaves out does not arise here: these maps are not calibrated.
     running = zip(features @ S, features @ z, read_out, strict=True)

@@ -72,10 +72,9 @@ class Stack(nn.Module):
         self.norm = norm_layer
         self.event_dispatcher = EventDispatcher.get(event_dispatcher)
 
-    def _told(self, x: Tensor) -> Tensor:
-        """``x``, after telling whoever listens."""
+    def _tell(self, x: Tensor) -> None:
+        """Tell whoever listens what a layer gave."""
         self.event_dispatcher.dispatch(IntermediateOutput(self, x))
-        return x
 
     def _normed(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)

@@ -55,7 +55,8 @@ class TransformerEncoder(Stack):
         """All layers, with the same masks."""
         attn_mask, length_mask = _self_masks(x, attn_mask, length_mask)
         for layer in self.layers:
-            x = self._told(layer(x, attn_mask=attn_mask, length_mask=length_mask))
+            x = layer(x, attn_mask=attn_mask, length_mask=length_mask)
+            self._tell(x)
         return self._normed(x)
 
 
@@ -127,7 +128,7 @@ class TransformerDecoder(Stack):
                 x, memory, x_mask=x_mask, x_length_mask=x_length_mask, memory_mask=memory_mask,
                 memory_length_mask=memory_length_mask,
             )  # fmt: skip
-            self._told(x)
+            self._tell(x)
         return self._normed(x)
 
 

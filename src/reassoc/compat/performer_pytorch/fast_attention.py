@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ... import linear_attention
 from ...feature_maps import FeatureMap, orthogonalize
 from .._mode import check_mode
-from .._operator import attend
+from .._operator import attend, hide_values
 from .kernels import (
     KERNEL_EPS,
     KEY_EPS,
@@ -22,7 +22,7 @@ from .kernels import (
     softmax_kernel,
 )
 from .maps import ProjectedFeatures, SoftmaxFeatures
-from .pieces import SHORT, OperatorMemory, hide_values
+from .pieces import SHORT, OperatorMemory
 from .stabilized import StabilizedMemory, stabilized_attention
 
 

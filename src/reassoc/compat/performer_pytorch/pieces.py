@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ... import AttentionState, linear_attention
 from ...feature_maps import FeatureMap
+from .._operator import hide_values
 
 SHORT = 512  # not worth pieces
 _TOKENS = 2048  # of a piece, all sequences together
@@ -18,11 +19,6 @@ def spans(batch: int, length: int) -> list[slice]:
     """The pieces of ``length`` positions; short sequences stay whole."""
     size = max(SHORT, _TOKENS // max(1, batch))
     return [slice(start, min(start + size, length)) for start in range(0, max(1, length), size)]
-
-
-def hide_values(value: Tensor, key_mask: Tensor | None) -> Tensor:
-    """``(B, H, M, e)`` with zeros where ``key_mask`` ``(B, M)`` is False: what the original's masks do."""
-    return value if key_mask is None else value.masked_fill(~key_mask[:, None, :, None], 0.0)
 
 
 class OperatorMemory:

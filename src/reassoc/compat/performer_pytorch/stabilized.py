@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .._operator import hide_values
 from .kernels import FEATURE_EPS
-from .pieces import hide_values
 
 _FEATURES = 1 << 18  # a megabyte of them at a time, so that they stay in the cache
 _LEAST = -80.0  # exp of it is nothing beside the epsilon; further down exp is twenty times as slow

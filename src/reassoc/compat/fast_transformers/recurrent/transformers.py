@@ -50,7 +50,7 @@ class RecurrentTransformerEncoder(Stack):
         state = [None] * len(self.layers) if state is None else state
         for i, layer in enumerate(self.layers):
             x, state[i] = layer(x, state[i])
-            self._told(x)
+            self._tell(x)
         return self._normed(x), state
 
 
@@ -111,5 +111,5 @@ class RecurrentTransformerDecoder(Stack):
         state = [None] * len(self.layers) if state is None else state
         for i, layer in enumerate(self.layers):
             x, state[i] = layer(x, memory, memory_length_mask=memory_length_mask, state=state[i])
-            self._told(x)
+            self._tell(x)
         return self._normed(x), state
