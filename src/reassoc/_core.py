@@ -58,16 +58,16 @@ def whole(s: Settings, state: AttentionState | None, keep: bool) -> bool:
 
 
 def unnormalized(
-    tokens: Tokens, s: Settings, state: AttentionState | None, keep: bool
+    tokens: Tokens, s: Settings, state: AttentionState | None, keep: bool, *, causal: bool = True
 ) -> tuple[Tensor, Tensor | None, AttentionState | None]:
-    """Causal reads ``(B, H, N, c)``, the logarithm of their scale ``(B, H, N)``, and the state after."""
+    """Reads ``(B, H, N, c)``, the logarithm of their scale ``(B, H, N)``, and the state after."""
     tail: Tail | None = None
     if whole(s, state, keep):
         before = (None, None) if state is None else state._parts(s.accumulate(tokens.query.dtype))
-        answer = fused.reads(*tokens[:3], s, key_mask=tokens.mask, before=before)
+        answer = fused.reads(*tokens[:3], s, key_mask=tokens.mask, before=before, causal=causal)
         row = answer.log_row
     else:
-        queries, answer, tail = solve(tokens, s, True, state, keep)
+        queries, answer, tail = solve(tokens, s, causal, state, keep)
         row = queries.log_row if answer.log_row is None else answer.log_row
     after = state_after(tokens, s, state, answer.memory, answer.scale, tail) if keep else None
     return answer.read, row, after

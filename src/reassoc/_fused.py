@@ -179,16 +179,17 @@ def attend(
 
 def reads(
     query: Tensor,  # (B, H, N, d)
-    key: Tensor,  # (B, G, N, d)
-    value: Tensor,  # (B, G, N, e)
+    key: Tensor,  # (B, G, M, d)
+    value: Tensor,  # (B, G, M, e)
     s: Settings,
     *,
     key_mask: Tensor | None,
     before: tuple[Tensor | None, Tensor | None],
+    causal: bool,
 ) -> Answer:
-    """Causal reads before any division, and the state after."""
+    """Reads before any division, and the state after."""
     posed = _posed(query, key, value, s, key_mask, None, before)
-    options = _options(posed, s, causal=True, divide=False, dtype=s.accumulate(query.dtype))
+    options = _options(posed, s, causal=causal, divide=False, dtype=s.accumulate(query.dtype))
     results = run(posed.inputs, options)
     log_row = posed.queries.log_row if results.log_row is None else results.log_row
     return Answer(results.out, log_row, results.memory, results.scale)

@@ -5,6 +5,7 @@ import torch
 from performer_cases import OPTIONS, SIZES, distance, original, padded, quietly
 
 import reassoc.compat.performer_pytorch as ours
+import reassoc.kernels
 
 package, theirs = original()
 TOLERANCE = 1e-5  # of the largest entry: float32, sums of some hundred terms in another order
@@ -73,6 +74,13 @@ def test_gradients_of_long_sequences(options):
     agree(modules, (q, k, v))
     # Longer keys: most features are little but epsilon, and gradients cancel; float32 would show rounding.
     agree([m.double() for m in modules], (q.double(), k.double() * 2, v.double()), 1e-9)
+
+
+@pytest.mark.parametrize("kernels", ["native library", "torch"])
+def test_long_sequences_whatever_computes_them(kernels, monkeypatch):
+    if kernels == "torch":
+        monkeypatch.setattr(reassoc.kernels, "library", lambda: None)
+    agree(pair("FastAttention", 16), [torch.randn(2, 3, n, 16) for n in (600, 700, 700)])
 
 
 @pytest.mark.parametrize("name", ["softmax_kernel", "generalized_kernel"])

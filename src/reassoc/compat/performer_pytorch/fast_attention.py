@@ -23,7 +23,7 @@ from .kernels import (
 )
 from .maps import ProjectedFeatures, SoftmaxFeatures
 from .pieces import SHORT, OperatorMemory
-from .stabilized import StabilizedMemory, stabilized_attention
+from .stabilized import StabilizedMemory
 
 
 class FastAttention(nn.Module):
@@ -115,7 +115,7 @@ class FastAttention(nn.Module):
         ``None`` where all tokens are taken at once: for gradients, in causal attention, in that without
         projections, and where pieces are not quicker.
         """
-        if torch.is_grad_enabled() or self.causal or self.no_projection or not self._in_pieces(length):
+        if torch.is_grad_enabled() or self.causal or self.no_projection or not self._worthwhile(length):
             return None
         if self.legacy != "exact":
             return OperatorMemory(self._map(dtype), "zero", hides_keys=True)
@@ -140,8 +140,11 @@ class FastAttention(nn.Module):
         dtype, matrix = q.dtype, self.projection_matrix
         plain = self.causal or self.no_projection or self.generalized_attention
         plain = plain or (self.older and torch.is_grad_enabled())
-        if not plain and self._in_pieces(max(q.shape[2], k.shape[2])):
-            return stabilized_attention(q, k, v, matrix.to(state_dtype(dtype)), self.older)
+        if not plain and self._worthwhile(q.shape[0] * max(q.shape[2], k.shape[2])):
+            batch, heads, _, columns = v.shape
+            memory = StabilizedMemory(matrix.to(state_dtype(dtype)), batch, heads, columns, self.older)
+            memory.add(k, v, None)
+            return memory.read(q)
         q, k, v = (t.to(state_dtype(dtype)) for t in (q, k, v))
         if self.no_projection:
             q, k = q.softmax(-1), k.exp() if self.causal else k.softmax(-2)
@@ -155,9 +158,9 @@ class FastAttention(nn.Module):
             k = softmax_kernel(k, projection_matrix=matrix, is_query=False)
         return attend(q, k, v, causal=self.causal, key_eps=KEY_EPS if self.causal else 0.0).to(dtype)
 
-    def _in_pieces(self, length: int) -> bool:
-        """Whether pieces are quicker: not for few tokens, nor on a device that wants much at once."""
-        return length > SHORT and self.projection_matrix.device.type == "cpu"
+    def _worthwhile(self, tokens: int) -> bool:
+        """Whether keys are summed up first: not for few tokens, nor on a device that wants much at once."""
+        return tokens > SHORT and self.projection_matrix.device.type == "cpu"
 
     def _map(self, dtype: torch.dtype) -> FeatureMap:
         """The feature map over the buffer as it is now: quickly made, and never out of date."""

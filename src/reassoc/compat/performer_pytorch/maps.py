@@ -54,6 +54,30 @@ class SoftmaxFeatures(ExponentialMap):
         return log
 
 
+class Projections(ExponentialMap):
+    """``exp(W x)`` with x the input times ``d^-1/4``: softmax features without what a whole token shares."""
+
+    name = "performer-projections"
+    papers = ("choromanski2021",)
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__(matrix.shape[1], matrix.shape[0])
+        self.rows = matrix * self.dim**-0.25
+
+    def log_query_factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The input as it is, and the matrix with the scale in it."""
+        return x, self.rows
+
+    log_key_factors = log_query_factors
+
+    def log_query(self, x: Tensor) -> Tensor:
+        """``(..., d) -> (..., m)``."""
+        log: Tensor = x @ self.rows.mT
+        return log
+
+    log_key = log_query
+
+
 class ProjectedFeatures(FeatureMap):
     """``f(W x) + eps`` for any function f, x the input times ``d^-1/4``.
 
