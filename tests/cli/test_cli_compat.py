@@ -39,7 +39,7 @@ def printed(capsys, *arguments):
 def test_a_checkpoint_is_described(capsys):
     out = printed(capsys, "lm.pt")
     lines = out.splitlines()
-    assert lines[0] == "lm.pt under performer.: performer-pytorch 1.1.4 (each layer stored twice)"
+    assert lines[0] == "lm.pt under performer.: performer-pytorch 1.0.9 to 1.1.4"
     assert lines[1].startswith("dim 16, depth 2, heads 2, dim_head 8, nb_features 16, ff_mult 4, ff_glu no,")
     for words in ("row norms", "1e-4 in every feature", "hides keys", "second copy of layers", "not causal"):
         assert words in out

@@ -20,6 +20,8 @@ from reassoc.compat._recognize import recognize
 from reassoc.compat.check import check
 from reassoc.compat.fast_transformers import feature_maps as fast_maps
 from reassoc.compat.fast_transformers.builders import TransformerDecoderBuilder, TransformerEncoderBuilder
+from reassoc.compat.fast_transformers.masking import LengthMask
+from reassoc.compat.fast_transformers.rotary import RotaryEncoderBuilder
 from reassoc.compat.performer_pytorch import Performer, PerformerEncDec, PerformerLM
 from reassoc.compat.torch_geometric import PerformerAttention
 
@@ -87,10 +89,11 @@ def test_a_performer_is_rebuilt_from_its_shapes(name):
     options["dim"] = 24 if name == "heads" else 16
     made = Performer(**options, legacy="exact").eval()
     [found] = recognize(made.state_dict())
-    assert found.library == "performer-pytorch" and found.version.startswith("1.1.4")
+    assert found.library == "performer-pytorch" and found.version == "1.0.9 to 1.1.4"
     assert {n: found.sizes[n] for n in options} == options
     defaults = {
         "causal": False, "cross_attend": False, "features": "favor", "local_heads": 0, "local_window": 256,
+        "older": False,
     }  # fmt: skip
     again = rebuild(found, "exact", defaults)
     x = torch.randn(2, 9, options["dim"])
@@ -101,7 +104,38 @@ def test_an_older_release_is_told_by_what_it_lacks():
     state = Performer(**STACK).state_dict()
     older = {name: t for name, t in state.items() if not name.startswith("proj_updater.")}
     [found] = recognize(older)
-    assert found.version.startswith("before 1.1.4") and found.sizes["depth"] == 2
+    assert found.version == "before 1.0.9" and found.before_updater and found.sizes["depth"] == 2
+
+
+def test_older_arithmetic_is_that_of_the_file_or_said(tmp_path):
+    model = PerformerLM(**LM, rotary_position_emb=False, legacy="exact").eval()
+    new = kept(tmp_path, model.state_dict())
+    state = {name: t for name, t in model.state_dict().items() if ".proj_updater." not in name}
+    given = batch(tmp_path, tokens=tokens())
+    reports = [check(new, given)[0], check(new, given, older=True)[0], check(kept(tmp_path, state), given)[0]]
+    assert reports[0].gap != reports[1].gap == reports[2].gap
+    assert "release: 1.1.1 or later" in reports[0].assumed and "release: before 1.1.1" in reports[1].assumed
+    assert not any("release" in words for words in reports[2].assumed)  # the file tells
+    told = [{q.name: q.original for q in report.quirks}["stabilizer of keys"] for report in reports]
+    assert "FastAttention.older" not in told[0] and all("FastAttention.older" in words for words in told[1:])
+
+
+def test_rotary_layers_are_rebuilt(tmp_path):
+    model = RotaryEncoderBuilder.from_kwargs(
+        **FAST, feature_map=fast_maps.Favor.factory(n_dims=20, deterministic_eval=True), legacy="exact"
+    ).get()
+    x, real = torch.randn(2, 24, 16), mask()
+    model(x)
+    path = kept(tmp_path, {f"blocks.{name}": t for name, t in model.eval().state_dict().items()})
+    [found] = recognize(read_checkpoint(path))
+    assert found.sizes["rotary"] and found.root == "blocks."
+    settings = {
+        "causal": False, "features": "favor", "heads": None, "activation": "relu", "stabilize": False,
+        "softmax_temp": None,
+    }  # fmt: skip
+    run = runner(found, read_batch(batch(tmp_path, x=x, mask=real), found))
+    expected = model(x, length_mask=LengthMask(torch.tensor([24, 10])))
+    assert torch.equal(run(rebuild(found, "exact", settings)), expected)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +182,7 @@ def test_a_checkpoint_of_performer_pytorch_runs_as_it_did(tmp_path, options):
     [found] = recognize(read_checkpoint(path))
     settings = {
         "causal": False, "cross_attend": False, "features": "favor", "local_heads": 0, "local_window": 256,
+        "older": False,
     }  # fmt: skip
     run = runner(found, read_batch(batch(tmp_path, tokens=given, mask=real), found))
     expected = theirs(given, mask=real)

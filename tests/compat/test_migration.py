@@ -345,6 +345,59 @@ def test_fast_builder(fast):
     same(mine(normal(2, 9, 16)), theirs(normal(2, 9, 16)))
 
 
+@fast_row("MoLFormer's `RotateEncoderBuilder`")
+def test_molformer(fast):
+    """Its layers as its repository has them: the original's, with a rotation of queries and keys."""
+
+    class Rotation(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("inv_freq", 1 / 10000 ** (torch.arange(0, 8, 2) / 8))
+
+        def forward(self, x):
+            angles = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq).repeat(1, 2)[:, None]
+            first, second = x.chunk(2, -1)
+            return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+    class Layer(fast.AttentionLayer):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.rotaryemb = Rotation()
+
+        def forward(self, queries, keys, values, attn_mask, query_lengths, key_lengths):
+            heads = self.n_heads
+            q, k = self.query_projection(queries), self.key_projection(keys)
+            q, k = (self.rotaryemb(t.unflatten(-1, (heads, -1))) for t in (q, k))
+            v = self.value_projection(values).unflatten(-1, (heads, -1))
+            given = (q, k, v, attn_mask, query_lengths, key_lengths)
+            return self.out_projection(self.inner_attention(*given).flatten(2))
+
+    class Builder(fast.TransformerEncoderBuilder):
+        def _get_attention_layer_class(self):
+            return Layer
+
+    from reassoc.compat.fast_transformers import feature_maps
+    from reassoc.compat.fast_transformers.rotary import RotaryEncoderBuilder
+
+    sizes = {
+        "n_layers": 2, "n_heads": 2, "query_dimensions": 8, "value_dimensions": 8, "activation": "gelu",
+        "feed_forward_dimensions": 16, "attention_type": "linear",
+    }  # fmt: skip
+    phi = {"n_dims": 32, "deterministic_eval": True}
+    theirs = Builder.from_kwargs(**sizes, feature_map=partial(fast.GeneralizedRandomFeatures, **phi)).get()
+    x = normal(B, N, 16)
+    theirs(x)  # the map is drawn in training
+    mask = {"length_mask": fast.LengthMask(torch.tensor([N, 7]), max_len=N)}
+    expected = theirs.eval()(x, **mask)
+    for legacy in ("exact", None):
+        phi_of_ours = partial(feature_maps.GeneralizedRandomFeatures, **phi)
+        ours = RotaryEncoderBuilder.from_kwargs(**sizes, feature_map=phi_of_ours, legacy=legacy).get()
+        ours.load_state_dict(theirs.state_dict())
+        same(ours.eval()(x, **mask)[0], expected[0])
+        same(ours(x, **mask)[1, :7], expected[1, :7])
+        theirs.load_state_dict(ours.state_dict())
+
+
 # ---------------------------------------------------------------------------------------------------------
 # PyTorch Geometric: see also test_torch_geometric.py
 # ---------------------------------------------------------------------------------------------------------

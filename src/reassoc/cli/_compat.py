@@ -68,6 +68,12 @@ def check(
         int, typer.Option(help="performer-pytorch: heads with local attention, in each layer.", metavar="N")
     ] = 0,
     local_window: Annotated[int, typer.Option(help="performer-pytorch: their window.", metavar="N")] = 256,
+    older: Annotated[
+        bool,
+        typer.Option(
+            "--older", help="performer-pytorch: a release before 1.1.1; known by itself before 1.0.9."
+        ),
+    ] = False,
     root: Annotated[
         str | None,
         typer.Option(
@@ -100,7 +106,8 @@ def check(
         reports = run(
             checkpoint, input, causal=causal, features=features, heads=heads, activation=activation,
             stabilize=stabilize, softmax_temp=softmax_temp, cross_attend=cross_attend,
-            local_heads=local_heads, local_window=local_window, root=root, tolerance=tolerance,
+            local_heads=local_heads, local_window=local_window, older=older, root=root,
+            tolerance=tolerance,
         )  # fmt: skip
     for report in reports:
         _show(checkpoint, report)

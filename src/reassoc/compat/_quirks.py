@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._recognize import FAST, GEOMETRIC, PERFORMER, Model
+from ._recognize import FAST, PERFORMER, Model
 
 
 class Quirk(NamedTuple):
@@ -19,23 +19,22 @@ class Quirk(NamedTuple):
     clean: str
 
 
-def quirks(model: Model, *, causal: bool, features: str) -> list[Quirk]:
+def quirks(model: Model, *, causal: bool, features: str, older: bool = False) -> list[Quirk]:
     """Those of ``model``, in the order of a call: projections, features, masks, denominators, draws, file.
 
     Args:
         model: of the checkpoint.
-        causal, features: see :func:`reassoc.compat.check.check`.
+        causal, features, older: see :func:`reassoc.compat.check.check`.
     """
     found = []
     if model.matrices and features != "none":
         found += [_norms(model.matrices), _signs(model.matrices)]
-    found += {PERFORMER: _performer, FAST: _fast, GEOMETRIC: _geometric}[model.library](
-        model, causal, features
-    )
-    return found
+    if model.library == PERFORMER:
+        return found + _performer(model, causal, features, older)
+    return found + (_fast(model, features) if model.library == FAST else _geometric())
 
 
-def _performer(model: Model, causal: bool, features: str) -> list[Quirk]:
+def _performer(model: Model, causal: bool, features: str, older: bool) -> list[Quirk]:
     counter = model.weights.get("proj_updater.calls_since_last_redraw")
     calls = "" if counter is None or counter.numel() != 1 else f" ({int(counter)} calls since the last)"
     rows = {
@@ -45,9 +44,10 @@ def _performer(model: Model, causal: bool, features: str) -> list[Quirk]:
     }
     found = [rows[features]]
     if features == "favor":
+        of = "call, all heads and sequences together (FastAttention.older)" if older else "head's sequence"
         leak = ", so later keys change earlier outputs" if causal else ""
         found.append(
-            Quirk("stabilizer of keys", f"largest of the sequence{leak}", "a running maximum, per feature")
+            Quirk("stabilizer of keys", f"largest of a {of}{leak}", "a running maximum, per feature")
         )
     found.append(Quirk("mask", "empties values; masked keys stay in the denominator", "hides keys"))
     found.append(
@@ -59,7 +59,7 @@ def _performer(model: Model, causal: bool, features: str) -> list[Quirk]:
     return [*found, _duplicates(model)]
 
 
-def _fast(model: Model, causal: bool, features: str) -> list[Quirk]:
+def _fast(model: Model, features: str) -> list[Quirk]:
     found = [
         Quirk("mask", "hides keys", "hides keys"),
         Quirk("denominator epsilon", "1e-6", "none"),
@@ -83,7 +83,7 @@ def _fast(model: Model, causal: bool, features: str) -> list[Quirk]:
     return found
 
 
-def _geometric(model: Model, causal: bool, features: str) -> list[Quirk]:
+def _geometric() -> list[Quirk]:
     return [
         Quirk("feature epsilon", "1e-3 in every feature", "none"),
         Quirk("mask", "empties values; masked nodes stay in the denominator", "hides keys"),
@@ -134,7 +134,7 @@ def _duplicates(model: Model) -> Quirk:
     prefix = "proj_updater.instance."
     copies = [name for name in model.weights if name.startswith(prefix)]
     if not copies:
-        return Quirk("second copy of layers", "none (an older release): use load_older", "none needed")
+        return Quirk("second copy of layers", "none in this file: use load_older", "none needed")
     size = sum(model.weights[name].numel() * model.weights[name].element_size() for name in copies)
     differ = [
         name for name in copies

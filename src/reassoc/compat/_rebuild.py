@@ -47,7 +47,7 @@ def rebuild(model: Model, legacy: str | None, options: dict[str, Any], redraw: b
 
 
 def _performer(model: Model, legacy: str | None, options: dict[str, Any]) -> nn.Module:
-    from .performer_pytorch import Performer, load_older
+    from .performer_pytorch import FastAttention, Performer, find_modules, load_older
 
     sizes = dict(model.sizes)
     if options["cross_attend"]:
@@ -66,11 +66,14 @@ def _performer(model: Model, legacy: str | None, options: dict[str, Any]) -> nn.
         legacy=legacy,
     )
     load_older(made, model.weights)
+    for attention in find_modules(made, FastAttention):
+        attention.older = options["older"]
     return made
 
 
 def _fast(model: Model, legacy: str | None, options: dict[str, Any], redraw: bool) -> nn.Module:
     from .fast_transformers.builders import TransformerEncoderBuilder
+    from .fast_transformers.rotary import RotaryEncoderBuilder
 
     if model.sizes["decoder"]:
         raise InputError(
@@ -93,7 +96,8 @@ def _fast(model: Model, legacy: str | None, options: dict[str, Any], redraw: boo
     wanted = (
         "n_layers", "query_dimensions", "value_dimensions", "feed_forward_dimensions", "final_normalization",
     )  # fmt: skip
-    made = TransformerEncoderBuilder.from_kwargs(
+    builder = RotaryEncoderBuilder if sizes["rotary"] else TransformerEncoderBuilder
+    made = builder.from_kwargs(
         **{name: sizes[name] for name in wanted},
         n_heads=heads,
         attention_type="causal-linear" if options["causal"] else "linear",

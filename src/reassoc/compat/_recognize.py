@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -45,6 +45,11 @@ class Model:
     weights: dict[str, Tensor]
     matrices: dict[str, Tensor]
     around: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def before_updater(self) -> bool:
+        """Whether it is of a performer-pytorch before 1.0.9, which had no projection updater."""
+        return self.library == PERFORMER and "proj_updater.calls_since_last_redraw" not in self.weights
 
 
 def recognize(state: Mapping[str, Tensor]) -> list[Model]:
@@ -102,10 +107,9 @@ def _performer(state: Mapping[str, Tensor], root: str, matches: list[re.Match[st
     }
     own = tuple(root + part for part in ("net.", "proj_updater.", "calls_since_last_redraw"))
     weights = {name.removeprefix(root): t for name, t in state.items() if name.startswith(own)}
-    doubled = any(name.startswith("proj_updater.instance.") for name in weights)
-    version = "1.1.4 (each layer stored twice)" if doubled else "before 1.1.4 (each layer stored once)"
     matrices = {f"layer {i}": _matrix(state, match[0]) for i, match in enumerate(matches)}
-    return Model(PERFORMER, version, root, sizes, weights, matrices, _around(state, own))
+    made = Model(PERFORMER, "1.0.9 to 1.1.4", root, sizes, weights, matrices, _around(state, own))
+    return replace(made, version="before 1.0.9") if made.before_updater else made
 
 
 def _fast(state: Mapping[str, Tensor], root: str, matches: list[re.Match[str]]) -> Model:
@@ -124,6 +128,7 @@ def _fast(state: Mapping[str, Tensor], root: str, matches: list[re.Match[str]]) 
         "feed_forward_dimensions": _matrix(state, layer + "linear1.weight").shape[0],
         "final_normalization": root + "norm.weight" in state,
         "decoder": matches[0]["kind"] == "self_attention",
+        "rotary": f"{attention}rotaryemb.inv_freq" in state,  # MoLFormer's
     }
     if omegas:
         d, m = next(iter(omegas.values())).shape

@@ -14,7 +14,7 @@ from ._compare import Gap, compare, compare_layers, relative
 from ._feed import has_logits, read_batch, runner
 from ._quirks import Quirk, quirks
 from ._rebuild import FEATURES, rebuild
-from ._recognize import FAST, GEOMETRIC, Model, recognize
+from ._recognize import FAST, GEOMETRIC, PERFORMER, Model, recognize
 
 __all__ = ["Gap", "Quirk", "Report", "check"]
 
@@ -56,6 +56,7 @@ def check(
     cross_attend: bool = False,
     local_heads: int = 0,
     local_window: int = 256,
+    older: bool = False,
     root: str | None = None,
     tolerance: float = TOLERANCE,
 ) -> tuple[Report, ...]:
@@ -71,6 +72,8 @@ def check(
             ``"generalized"`` (ReLU) or ``"elu"`` (default without).
         heads, activation, stabilize, softmax_temp: of fast-transformers' layers.
         cross_attend, local_heads, local_window: of performer-pytorch's.
+        older: whether performer-pytorch's release was before 1.1.1, which stabilized otherwise
+            (``FastAttention.older``); a file tells by itself only if it was before 1.0.9.
         root: which model, by what its names begin with, where a checkpoint holds several.
         tolerance: the largest relative difference of the last output that is called safe.
 
@@ -95,7 +98,12 @@ def check(
         "local_window": local_window,
     }  # fmt: skip
     return tuple(
-        _report(model, {**options, "features": _features(model, features)}, input, tolerance)
+        _report(
+            model,
+            {**options, "features": _features(model, features), "older": older or model.before_updater},
+            input,
+            tolerance,
+        )
         for model in models
     )
 
@@ -126,7 +134,9 @@ def _report(
         gap = _gap(model, options, input)
         safe = gap.end <= tolerance
         reason = _reason(gap, tolerance, safe)
-    found = tuple(quirks(model, causal=causal, features=features))
+    if model.library == PERFORMER and not model.before_updater:
+        assumed += ["release: before 1.1.1" if options["older"] else "release: 1.1.1 or later"]
+    found = tuple(quirks(model, causal=causal, features=features, older=options["older"]))
     return Report(
         model.library, model.version, model.root, model.sizes, tuple(assumed), found, gap, safe, reason
     )

@@ -32,6 +32,7 @@ from reassoc.compat.fast_transformers.events import (
 from reassoc.compat.fast_transformers.events.filters import from_layer, layer_name_contains
 from reassoc.compat.fast_transformers.feature_maps import Favor, GeneralizedRandomFeatures
 from reassoc.compat.fast_transformers.masking import FullMask, LengthMask
+from reassoc.compat.fast_transformers.rotary import RotaryEncoderBuilder
 from reassoc.compat.fast_transformers.transformers import TransformerEncoder, TransformerEncoderLayer
 from reassoc.compat.fast_transformers.weight_mapper import (
     HugginfaceBertEncoderMapper,
@@ -259,6 +260,31 @@ def test_builders_of_users_own(legacy):
     x = torch.randn(2, 6, 8)
     out = model(x, length_mask=LengthMask(torch.tensor([6, 3]), 6))
     assert out.shape == x.shape and out.isfinite().all()
+
+
+def test_rotary_layers_turn_queries_and_keys():
+    """Coordinates i and i + E/2 are one complex number, turned by the position times a frequency."""
+    made = {}
+    for builder in (RotaryEncoderBuilder, builders.TransformerEncoderBuilder):
+        torch.manual_seed(0)
+        made[builder] = builder.from_kwargs(**SMALL, attention_type="linear").get().eval()
+    turned, plain = (model.layers[0].attention for model in made.values())
+    assert list(turned.state_dict())[-1] == "rotaryemb.inv_freq"
+    seen = []
+    plain.inner_attention.register_forward_pre_hook(lambda _, given: seen.append(given))
+    turned.inner_attention.register_forward_pre_hook(lambda _, given: seen.append(given))
+    x = torch.randn(2, 6, 8)
+    for model in made.values():
+        model(x)
+    size = seen[0][0].shape[-1]
+    frequencies = 10000 ** -(torch.arange(0, size, 2) / size).double()
+    factor = torch.polar(torch.ones(1).double(), torch.arange(6)[:, None, None] * frequencies)
+    for was, now in zip(seen[1][:2], seen[0][:2], strict=True):
+        first, second = (torch.view_as_complex(torch.stack(t.double().chunk(2, -1), -1)) for t in (was, now))
+        torch.testing.assert_close(second, first * factor, rtol=1e-6, atol=1e-6)
+    assert torch.equal(seen[0][2], seen[1][2])
+    with pytest.raises(ValueError, match="even size, got 3"):
+        RotaryEncoderBuilder.from_kwargs(**SMALL | {"query_dimensions": 3}).get()
 
 
 def test_weights_of_other_encoders():

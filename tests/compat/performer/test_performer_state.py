@@ -30,7 +30,7 @@ def test_checkpoints_load_strictly_in_either_direction(name, legacy):
 
 
 def older(model):
-    """The state dict of a copy before 1.1.4: layers once, and the counter of the performer itself."""
+    """The state dict of a copy before 1.0.9: layers once, and the counter of the performer itself."""
     state = {k: v for k, v in model.state_dict().items() if ".proj_updater." not in k}
     return state | {"performer.calls_since_last_redraw": torch.tensor(7)}
 

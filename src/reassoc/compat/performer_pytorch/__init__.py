@@ -2,7 +2,7 @@
 
 Every attention and model class also takes ``legacy``, see :class:`FastAttention`. State dicts have the
 original's names, so a checkpoint of either loads in the other; :func:`load_older` takes those of copies made
-before 1.1.4, scBERT's among them.
+before 1.0.9, scBERT's among them.
 """
 
 from .attention import Attention, CrossAttention, SelfAttention

@@ -23,10 +23,14 @@ class AttentionLayer(ProjectionLayer):
     ) -> Tensor:  # (N, L, d_model)
         """Attention with the masks passed on."""
         shape = (self.n_heads, -1)
-        q = self.query_projection(queries).unflatten(-1, shape)
-        k = self.key_projection(keys).unflatten(-1, shape)
+        q = self._placed(self.query_projection(queries).unflatten(-1, shape))
+        k = self._placed(self.key_projection(keys).unflatten(-1, shape))
         v = self.value_projection(values).unflatten(-1, shape)
         self.event_dispatcher.dispatch(QKVEvent(self, q, k, v))
         new = self.inner_attention(q, k, v, attn_mask, query_lengths, key_lengths)
         output: Tensor = self.out_projection(new.reshape(*queries.shape[:2], -1))
         return output
+
+    def _placed(self, x: Tensor) -> Tensor:
+        """Queries ``(N, L, H, E)`` or keys with their positions, where a derived layer has any."""
+        return x
