@@ -50,7 +50,10 @@ def test_values_and_gradients_equal_the_oracle(case):
 def expected(name, rule, normalize, layout):
     """What the oracle says: the slowest part, and the same for every backend, which come in a row."""
     phi = make_map(name)
-    inputs = draw(name, rule, layout, normalize=normalize).requires_grad()
+    inputs = draw(name, rule, layout, normalize=normalize)
+    if LAYOUTS[layout].n > 100:  # shorter layouts have several sequences; here the oracle's time counts
+        inputs = inputs.heads(slice(None), slice(None), slice(1))
+    inputs = inputs.requires_grad()
     result = expect(name, phi, inputs, normalize=normalize)
     wanted = inputs.leaves() | {n: p for n, p in phi.named_parameters() if p.requires_grad}
     truth = gradients(result.output, cotangent(result.output, result.undefined), wanted)
@@ -101,7 +104,8 @@ def test_gradients_through_steps_equal_the_oracle(name, rule):
 @pytest.mark.parametrize("name", MAPS)
 def test_lower_precision_stays_within_its_budget(name, dtype, backend):
     rule = rule_for(MAPS.index(name), "causal")
-    inputs = draw(name, rule, Layout(200, causal=True)).to(dtype).requires_grad()
+    inputs = draw(name, rule, Layout(200, causal=True)).heads(slice(None), slice(None), slice(1))
+    inputs = inputs.to(dtype).requires_grad()
     phi, exact = make_map(name, torch.float32), make_map(name)
     result = expect(name, exact, inputs)
     output = call(phi, inputs, backend=backend)
