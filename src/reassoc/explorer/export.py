@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from .._files import atomic_write
+from .._threads import use_threads
 from .controls import grid, key
 from .page import setup, whole
 from .panels import PANELS, answer
-from .threads import one_thread
 
 
 def export(
@@ -32,7 +32,8 @@ def export(
     about = setup(bench)
     wanted = [(name, settings) for name, panel in PANELS.items() for settings in grid(panel.controls)]
     answers: dict[str, dict[str, Any]] = {name: {} for name in PANELS}
-    with atomic_write(file) as path, one_thread():
+    # Tensors here are tiny: waking a second thread costs more than it brings.
+    with atomic_write(file) as path, use_threads(1):
         for done, (name, settings) in enumerate(wanted):
             if progress is not None:
                 progress(done, len(wanted), name)

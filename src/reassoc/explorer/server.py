@@ -21,9 +21,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from .._errors import InputError
+from .._threads import use_threads
 from . import page
 from .panels import PANELS, answer
-from .threads import one_thread
 
 HOST = "127.0.0.1"
 PORT = 8420
@@ -55,7 +55,8 @@ def serve(
         if open_browser and not webbrowser.open(address):
             say("No browser could be opened here: open that address yourself.")
         options: dict[str, Any] = {"log_level": "warning", "h11_max_incomplete_event_size": 2 * LONGEST}
-        with one_thread(), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+        # Tensors here are tiny: waking a second thread costs more than it brings. Ctrl-C is how it ends.
+        with use_threads(1), contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(uvicorn.Config(app, http="h11", **options)).run(sockets=[listening])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..._parts import Parts
+from ..._threads import use_threads
 from .._machine import machine, processor, versions
 from .._progress import Progress
 from .._series import quartiles
@@ -71,12 +72,8 @@ def bench(
     Raises:
         InputError: unknown or missing peers.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(settings.threads)
-    try:
+    with use_threads(settings.threads):
         return _bench(settings, resume, progress or (lambda *_: None), contenders)
-    finally:
-        torch.set_num_threads(before)
 
 
 def forget_parts(folder: Path, results: Results) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from ..._errors import InputError
 from ..._parts import Parts
+from ..._threads import use_threads
 from .._machine import machine, versions
 from .._progress import Progress
 from ..fidelity import Row
@@ -81,14 +82,10 @@ def compare(
     settings.check_text(text)
     for recipe in recipes:  # before any work
         settings.check_recipe(recipe)
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if threads is None else threads)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            seeds = list(dict.fromkeys(seeds))
-            return _compare(recipes, text, settings, seeds, folder, every, ranks or Ranks(), progress)
-    finally:
-        torch.set_num_threads(before)
+    count = torch.get_num_threads() if threads is None else threads
+    with use_threads(count), torch.random.fork_rng(devices=[]):
+        seeds = list(dict.fromkeys(seeds))
+        return _compare(recipes, text, settings, seeds, folder, every, ranks or Ranks(), progress)
 
 
 def _compare(

@@ -1,4 +1,4 @@
-"""How the explorer computes: its tensors are tiny, and waking a second thread costs more than it brings."""
+"""How many threads torch computes with, for a while."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread of torch inside the block."""
+def use_threads(count: int) -> Iterator[None]:
+    """``count`` threads of torch inside the block."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
