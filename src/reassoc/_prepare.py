@@ -22,6 +22,7 @@ _NAMED: dict[tuple[str, int], FeatureMap] = {}
 
 def named_map(name: str, dim: int) -> FeatureMap:
     """The parameterless map of that name; one object serves all calls."""
+    dim = int(dim)  # under torch.jit.trace sizes are tensors
     if (name, dim) not in _NAMED:
         _NAMED[name, dim] = parameterless(name, dim)
     return _NAMED[name, dim]

@@ -267,6 +267,53 @@ def test_epsilons_leaks_and_masks_are_named():
     assert "1e-3" in rows(PerformerAttention(16, 2, 8), features="generalized")["feature epsilon"]
 
 
+def test_molformers_layers_bring_molformers_choices(tmp_path):
+    model = RotaryEncoderBuilder.from_kwargs(
+        **FAST, feature_map=fast_maps.GeneralizedRandomFeatures.factory(n_dims=20)
+    ).get()
+    path = kept(tmp_path, model.state_dict())
+    assert {"features: generalized", "activation: gelu"} < set(check(path)[0].assumed)
+    said = check(path, features="favor", activation="relu")[0].assumed
+    assert {"features: favor", "activation: relu"} < set(said)
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "words"),
+    [
+        (lambda: Performer(**STACK), {"heads": 2}, "heads is an option for pytorch-fast-transformers"),
+        (lambda: Performer(**STACK), {"activation": "gelu"}, "activation is an option"),
+        (lambda: fast(), {"older": True}, "older is an option for performer-pytorch"),
+        (lambda: fast(), {"softmax_temp": -1.0}, "softmax_temp must be a positive number"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_options_that_would_do_nothing_are_refused(tmp_path, made, options, words):
+    with pytest.raises(InputError, match=words):
+        check(kept(tmp_path, made().state_dict()), **options)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.complex64, torch.uint16], ids=str)
+def test_unusual_kinds_of_numbers_are_refused(tmp_path, kind):
+    state = Performer(**STACK).state_dict()
+    for name, tensor in (
+        ("net.layers.0.0.fn.to_q.weight", None),
+        ("proj_updater.calls_since_last_redraw", 1),
+    ):
+        odd = (state[name] if tensor is None else torch.tensor(tensor)).to(kind)
+        with pytest.raises(InputError, match="a kind of number not known here"):
+            check(kept(tmp_path, {**state, name: odd}))
+    if kind != torch.float8_e4m3fn:
+        given = batch(tmp_path, tokens=tokens().to(kind))
+        with pytest.raises(InputError, match="tokens must be integer"):
+            check(kept(tmp_path, PerformerLM(**LM).state_dict()), given)
+
+
+def test_a_mask_without_a_real_token_is_refused(tmp_path):
+    given = batch(tmp_path, tokens=tokens(), mask=torch.zeros(2, 24, dtype=torch.bool))
+    with pytest.raises(InputError, match="mask has no real token"):
+        check(kept(tmp_path, PerformerLM(**LM).state_dict()), given)
+
+
 def test_duplicates_are_counted_and_compared():
     model = Performer(**STACK)
     state = {name: t.clone() for name, t in model.state_dict().items()}

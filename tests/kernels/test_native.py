@@ -6,6 +6,7 @@ how a call reaches the library, and what the library asks of tensors.
 
 import concurrent.futures
 import dataclasses
+import importlib
 import itertools
 import json
 import math
@@ -782,3 +783,20 @@ def test_a_refused_row_is_named_alike(case):
 
     assert said("native") == said("torch")
     assert said("native") or normalize == "none" or eps
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": torch.zeros(2, 2, 5, 3)}, {"value": torch.zeros(1, 2, 6, 4)},
+        {"query": torch.zeros(1, 3, 6, 3)}, {"memory": torch.zeros(1, 2, 3, 4)}, {"log_decay": torch.zeros(2, 2, 1, 1)},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_tensors_that_do_not_fit_each_other_are_refused_before_an_address_is_taken(change):
+    call = importlib.import_module("reassoc.kernels.native.call")
+    x, v = torch.zeros(2, 2, 6, 3), torch.zeros(2, 2, 6, 4)
+    options = call.Options(True, "identity", False, True, True, 0.0, 0.0, "float32")
+    call.forward(call.Inputs(x, None, x, None, v, memory=torch.zeros(2, 2, 3, 5)), options)
+    with pytest.raises(ValueError, match="shapes that do not fit each other"):
+        call.forward(call.Inputs(x, None, x, None, v)._replace(**change), options)

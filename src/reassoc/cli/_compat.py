@@ -43,7 +43,8 @@ def check(
         str | None,
         typer.Option(
             help="performer-pytorch: favor, generalized (ReLU) or none (no projection). fast-transformers: "
-            "favor, fourier or generalized with an omega, elu without. Default: the first.",
+            "favor, fourier or generalized with an omega, elu without. Default: the first; generalized for "
+            "MoLFormer's layers.",
             metavar="NAME",
         ),
     ] = None,
@@ -52,8 +53,12 @@ def check(
         typer.Option(help="fast-transformers without an omega: heads of each layer.", metavar="N"),
     ] = None,
     activation: Annotated[
-        str, typer.Option(help="fast-transformers: relu or gelu.", metavar="NAME")
-    ] = "relu",
+        str | None,
+        typer.Option(
+            help="fast-transformers: relu or gelu. Default: relu; gelu for MoLFormer's layers.",
+            metavar="NAME",
+        ),
+    ] = None,
     stabilize: Annotated[
         bool, typer.Option("--stabilize", help="fast-transformers: made with Favor(stabilize=True).")
     ] = False,

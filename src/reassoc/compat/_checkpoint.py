@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from .._errors import InputError
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 # Names under which training loops keep the weights beside optimizers and counters; the first found wins.
 WRAPPERS = ("state_dict", "model_state_dict", "model", "weights")
 
@@ -35,6 +38,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             raise InputError(f"{path}: a tensor has the name {ascii(name)[:100]}, which is not printable")
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise InputError(f"{path}: tensor {name!r} is not an ordinary one; save a plain state dict")
+        if tensor.dtype not in (*FLOATS, *INTEGERS, torch.bool):
+            raise InputError(f"{path}: tensor {name!r} is {tensor.dtype}, a kind of number not known here")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise InputError(f"{path}: tensor {name!r} claims more numbers than the file holds for it")
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -68,9 +73,12 @@ def _torch_load(path: Path) -> Any:
         raise
     except Exception as error:  # whatever a broken or hostile file makes the unpickler do
         if "weights_only" in str(error) or "Unsupported" in str(error):
+            named = re.search(r"GLOBAL ([\w.]+)", str(error))
+            what = f" ({named[1]})" if named else ""
             raise InputError(
-                f"{path}: holds more than tensors, and loading that could run code from the file. Where it "
-                "was made, save the state dict alone: torch.save(model.state_dict(), path)"
+                f"{path}: holds more than tensors{what}, and loading that could run code from the file. Have "
+                "the state dict saved alone where it was made or, if you trust who made it, do so here: "
+                "torch.save(torch.load(path, weights_only=False)['state_dict'], other_path)"
             ) from error
         raise InputError(
             f"{path}: neither a safetensors file nor one of torch.save ({_line(error)})"

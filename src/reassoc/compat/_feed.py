@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .._errors import InputError
-from ._checkpoint import read_safetensors
+from ._checkpoint import FLOATS, INTEGERS, read_safetensors
 from ._compare import Run
 from ._recognize import FAST, PERFORMER, Model
 
@@ -51,8 +51,8 @@ def read_batch(path: str | os.PathLike[str], model: Model) -> Batch:
     for name, tensor in given.items():
         axes, kind = EXPECTED[name]
         is_kind = {
-            "integer": not tensor.is_floating_point() and tensor.dtype != torch.bool,
-            "floating point": tensor.is_floating_point(),
+            "integer": tensor.dtype in INTEGERS,
+            "floating point": tensor.dtype in FLOATS,
             "bool": tensor.dtype == torch.bool,
         }[kind]
         if tensor.ndim != axes.count(",") + 1 or not is_kind or not tensor.numel():
@@ -69,6 +69,8 @@ def read_batch(path: str | os.PathLike[str], model: Model) -> Batch:
         mask = given.get(name)
         if mask is not None and (like is None or mask.shape != like.shape[:2]):
             raise InputError(f"{path}: {name} of shape {tuple(mask.shape)} does not fit its tokens")
+        if mask is not None and not bool(mask.any()):
+            raise InputError(f"{path}: {name} has no real token, so there is nothing to compare")
     return Batch(
         x, given.get("mask"), None if context is None else context.float(), given.get("context_mask")
     )

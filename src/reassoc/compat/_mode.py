@@ -9,7 +9,7 @@ _WORDS = {
     None: "this library's operator: no epsilon, masks hide keys (legacy=None)",
     "exact": "the arithmetic of the original, its epsilons and masks included (legacy='exact')",
 }
-_said: set[tuple[str, str | None]] = set()
+_said: set[tuple[str, str]] = set()
 
 
 def check_mode(library: str, legacy: str | None) -> str | None:
@@ -22,7 +22,12 @@ def check_mode(library: str, legacy: str | None) -> str | None:
         raise ValueError(
             f"legacy must be None (the clean operator) or 'exact' (the original's), got {legacy!r}"
         )
-    if (library, legacy) not in _said:
-        _said.add((library, legacy))
-        print(f"reassoc.compat.{library}: {_WORDS[legacy]}", file=sys.stderr)
+    say_once(library, _WORDS[legacy])
     return legacy
+
+
+def say_once(library: str, words: str) -> None:
+    """One line on standard error, the first time."""
+    if (library, words) not in _said:
+        _said.add((library, words))
+        print(f"reassoc.compat.{library}: {words}", file=sys.stderr)

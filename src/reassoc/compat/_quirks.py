@@ -134,7 +134,7 @@ def _duplicates(model: Model) -> Quirk:
     prefix = "proj_updater.instance."
     copies = [name for name in model.weights if name.startswith(prefix)]
     if not copies:
-        return Quirk("second copy of layers", "none in this file: use load_older", "none needed")
+        return Quirk("second copy of layers", "none in this file", "none needed")
     size = sum(model.weights[name].numel() * model.weights[name].element_size() for name in copies)
     differ = [
         name for name in copies

@@ -47,7 +47,7 @@ def rebuild(model: Model, legacy: str | None, options: dict[str, Any], redraw: b
 
 
 def _performer(model: Model, legacy: str | None, options: dict[str, Any]) -> nn.Module:
-    from .performer_pytorch import FastAttention, Performer, find_modules, load_older
+    from .performer_pytorch import FastAttention, Performer, find_modules
 
     sizes = dict(model.sizes)
     if options["cross_attend"]:
@@ -65,7 +65,7 @@ def _performer(model: Model, legacy: str | None, options: dict[str, Any]) -> nn.
         auto_check_redraw=False,
         legacy=legacy,
     )
-    load_older(made, model.weights)
+    made.load_state_dict(model.weights)
     for attention in find_modules(made, FastAttention):
         attention.older = options["older"]
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,7 +51,7 @@ def check(
     causal: bool = False,
     features: str | None = None,
     heads: int | None = None,
-    activation: str = "relu",
+    activation: str | None = None,
     stabilize: bool = False,
     softmax_temp: float | None = None,
     cross_attend: bool = False,
@@ -69,8 +70,9 @@ def check(
         causal: whether queries see earlier keys only.
         features: performer-pytorch ``"favor"`` (default), ``"generalized"`` (ReLU) or ``"none"`` (no
             projection); fast-transformers ``"favor"`` (default where there is an omega), ``"fourier"``,
-            ``"generalized"`` (ReLU) or ``"elu"`` (default without).
-        heads, activation, stabilize, softmax_temp: of fast-transformers' layers.
+            ``"generalized"`` (ReLU; default with rotary layers, MoLFormer's) or ``"elu"`` (default without).
+        heads, activation, stabilize, softmax_temp: of fast-transformers' layers. ``activation``: ``"relu"``
+            (default) or ``"gelu"`` (default with rotary layers).
         cross_attend, local_heads, local_window: of performer-pytorch's.
         older: whether performer-pytorch's release was before 1.1.1, which stabilized otherwise
             (``FastAttention.older``); a file tells by itself only if it was before 1.0.9.
@@ -85,6 +87,8 @@ def check(
     """
     if not tolerance >= 0:
         raise InputError(f"tolerance must be at least 0, got {tolerance}")
+    if softmax_temp is not None and not 0 < softmax_temp < math.inf:
+        raise InputError(f"softmax_temp must be a positive number, got {softmax_temp}")
     models = recognize(read_checkpoint(checkpoint))
     if root is not None:
         models = [model for model in models if model.root == root]
@@ -92,20 +96,53 @@ def check(
         roots = [model.root for model in models]
         raise InputError(f"name one model of the checkpoint by its root, of {roots}" if roots else
                          f"no model of the checkpoint has the root {root!r}")  # fmt: skip
+    _refuse_of_others(
+        {model.library for model in models},
+        {
+            FAST: {
+                "heads": heads,
+                "activation": activation,
+                "stabilize": stabilize,
+                "softmax_temp": softmax_temp,
+            },
+            PERFORMER: {"cross_attend": cross_attend, "local_heads": local_heads, "older": older},
+        },
+    )
     options = {
-        "causal": causal, "heads": heads, "activation": activation, "stabilize": stabilize,
+        "causal": causal, "heads": heads, "stabilize": stabilize,
         "softmax_temp": softmax_temp, "cross_attend": cross_attend, "local_heads": local_heads,
         "local_window": local_window,
     }  # fmt: skip
     return tuple(
         _report(
             model,
-            {**options, "features": _features(model, features), "older": older or model.before_updater},
+            {**options, **_choices(model, features, activation), "older": older or model.before_updater},
             input,
             tolerance,
         )
         for model in models
     )
+
+
+def _refuse_of_others(libraries: set[str], options: dict[str, dict[str, Any]]) -> None:
+    """An option that no model here has would be ignored, and its user misled."""
+    for library, of in options.items():
+        given = [name for name, value in of.items() if value]
+        if given and library not in libraries:
+            raise InputError(
+                f"{given[0]} is an option for {library}, and the checkpoint is of another library"
+            )
+
+
+def _choices(model: Model, features: str | None, activation: str | None) -> dict[str, str]:
+    """What was asked for, or is usual: with rotary layers what MoLFormer has."""
+    molformer = bool(model.sizes.get("rotary"))
+    if molformer and features is None and model.matrices:
+        features = "generalized"
+    return {
+        "features": _features(model, features),
+        "activation": activation or ("gelu" if molformer else "relu"),
+    }
 
 
 def _features(model: Model, asked: str | None) -> str:

@@ -83,6 +83,81 @@ def test_long_sequences_whatever_computes_them(kernels, monkeypatch):
     agree(pair("FastAttention", 16), [torch.randn(2, 3, n, 16) for n in (600, 700, 700)])
 
 
+@pytest.mark.parametrize("options", HEADS, ids=str)
+@pytest.mark.parametrize("tokens", [20, 600])
+@pytest.mark.parametrize("ones", ["q", "kv", "heads of q", "heads of kv"])
+def test_a_batch_or_heads_of_one_serve_all(options, tokens, ones):
+    expected, got = pair("FastAttention", 16, **options)
+    q, k, v = (torch.randn(3, 2, tokens, 16) for _ in range(3))
+    part = (slice(None), slice(1)) if "heads" in ones else (slice(1),)
+    q = q[part] if ones.endswith("q") else q
+    k, v = (k[part], v[part]) if ones.endswith("kv") else (k, v)
+    whole = [t.expand(3, 2, tokens, 16) for t in (q, k, v)]  # not every path of the original spreads them
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            assert distance(got(q, k, v), expected(*whole)) < TOLERANCE
+
+
+@pytest.mark.parametrize("tokens", [20, 600])
+@pytest.mark.parametrize("batches", [(1, 3), (3, 1)], ids=str)
+def test_cross_attention_of_a_batch_of_one(batches, tokens):
+    expected, got = pair("CrossAttention", 16, heads=2, dim_head=8)
+    x, context = torch.randn(batches[0], 600, 16), torch.randn(batches[1], tokens, 16)
+    whole = expected(x.expand(3, -1, -1), context=context.expand(3, -1, -1))
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            assert distance(got(x, context=context), whole) < TOLERANCE
+
+
+@pytest.mark.parametrize("legacy", [None, "exact"])
+def test_the_same_seed_drops_the_same_with_gradients_and_without(legacy):
+    layer = ours.SelfAttention(16, heads=2, dim_head=8, dropout=0.5, legacy=legacy).train()
+    x = torch.randn(2, 1500, 16)
+    dropped = []
+    for grad in (False, True):
+        torch.manual_seed(3)
+        with torch.set_grad_enabled(grad):
+            dropped.append(layer(x) == 0)
+    assert torch.equal(*dropped) and 0.4 < dropped[0].double().mean() < 0.6
+
+
+def test_hooks_see_whole_calls():
+    layer, x, seen = (
+        ours.SelfAttention(16, heads=2, dim_head=8, legacy="exact").eval(),
+        torch.randn(1, 2100, 16),
+        [],
+    )
+    with torch.no_grad():
+        expected = layer(x)
+        for module in (layer.to_k, layer.fast_attention):
+            module.register_forward_hook(lambda _, __, out: seen.append(out.shape))
+        assert distance(layer(x), expected) < 1e-6
+    assert seen == [(1, 2100, 16), (1, 2, 2100, 8)]
+
+
+@pytest.mark.parametrize("tokens", [20, 600])
+def test_what_the_arithmetic_has_no_answer_for_is_refused(tokens):
+    layer, x = ours.CrossAttention(16, heads=2, dim_head=8, legacy="exact"), torch.randn(1, tokens, 16)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), pytest.raises(ValueError, match="there are no keys"):
+            layer(x, context=x[:, :0])
+    whole = torch.ones(1, 1, tokens, 8, dtype=torch.int64)
+    with pytest.raises(TypeError, match=r"q must be floating point, got torch\.int64"):
+        ours.FastAttention(8, legacy="exact")(whole, whole, whole)
+    with pytest.raises(ValueError, match="output_attentions is not here"):
+        ours.Performer(16, 1, 2, 8)(x, output_attentions=True)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated")
+@pytest.mark.parametrize("tokens", [20, 600])
+def test_a_trace_computes_the_same(tokens):
+    attention = ours.FastAttention(16, legacy="exact")
+    q, other = torch.randn(1, 2, tokens, 16), torch.randn(1, 2, tokens, 16)
+    traced = torch.jit.trace(attention, (q, q, q))
+    assert distance(traced(other, other, other), attention(other, other, other)) < 1e-6
+
+
 @pytest.mark.parametrize("name", ["softmax_kernel", "generalized_kernel"])
 def test_features(name):
     data, matrix = torch.randn(2, 3, 7, 8), torch.randn(11, 8)

@@ -1,6 +1,7 @@
-"""Checkpoints of either load in the other, older ones by ``load_older``; projections change when asked."""
+"""Checkpoints of either load in the other, those of older copies too; projections change when asked."""
 
 import copy
+import importlib
 import io
 
 import pytest
@@ -41,15 +42,34 @@ def test_older_checkpoints():
         ours.PerformerLM(**SIZES, rotary_position_emb=False, legacy="exact").eval() for _ in "ab"
     )
     state = older(source)
-    with pytest.raises(RuntimeError, match=r"proj_updater\.calls_since_last_redraw"):
-        model.load_state_dict(state)
-    lacked = ours.load_older(model, state)
-    assert set(lacked) == {k for k in source.state_dict() if ".proj_updater." in k}
+    before = dict(state)
+    model.load_state_dict(state)
+    assert state == before  # the caller's own is not touched
     assert model.performer.proj_updater.calls_since_last_redraw == 7
     tokens = torch.randint(20, (1, 10))
     for attention in ours.find_modules(source, ours.FastAttention):
         attention.older = True
     assert torch.equal(model(tokens), source(tokens))
+
+
+def test_a_saved_model_keeps_the_older_arithmetic():
+    torch.manual_seed(0)
+    new, model, other = (
+        ours.PerformerLM(**SIZES, rotary_position_emb=False, legacy="exact").eval() for _ in "abc"
+    )
+    state = older(new)
+    model.load_state_dict(state)
+    saved = model.state_dict()
+    assert set(saved) == set(state) and saved["performer.calls_since_last_redraw"] == 7
+    other.load_state_dict(saved)
+    tokens = torch.randint(20, (1, 10))
+    assert torch.equal(other(tokens), model(tokens))
+    assert distance(other(tokens), new(tokens)) > 1e-5
+    other.load_state_dict(new.state_dict())  # and names of later releases bring theirs
+    assert torch.equal(other(tokens), new(tokens))
+    assert list(other.state_dict()) == list(new.state_dict())
+    model.load_state_dict({}, strict=False)  # says nothing about layers
+    assert torch.equal(model.state_dict()["performer.calls_since_last_redraw"], torch.tensor(7))
 
 
 @pytest.mark.parametrize("tokens", [30, 700])
@@ -58,7 +78,7 @@ def test_older_checkpoints_bring_the_older_arithmetic(tokens):
     torch.manual_seed(0)
     model = ours.Performer(32, 1, 4, 8, legacy="exact").double()
     attention = ours.find_modules(model, ours.FastAttention)[0]
-    ours.load_older(model, {k: v for k, v in model.state_dict().items() if "proj_updater" not in k})
+    model.load_state_dict({k: v for k, v in model.state_dict().items() if "proj_updater" not in k})
     assert attention.older
     inputs = [torch.randn(2, 4, tokens, 8, dtype=torch.float64) * 2 for _ in range(3)]
     for t in inputs:
@@ -87,10 +107,11 @@ def test_older_checkpoints_bring_the_older_arithmetic(tokens):
 def test_older_checkpoints_of_two_models_in_one_and_new_ones():
     pair = torch.nn.ModuleDict({n: ours.PerformerLM(**SIZES) for n in ("a", "b")})
     state = {f"{n}.{k}": v for n in pair for k, v in older(pair[n]).items()}
-    assert len(ours.load_older(copy.deepcopy(pair), state)) == sum(
-        ".proj_updater." in k for k in pair.state_dict()
-    )
-    assert ours.load_older(pair, pair.state_dict()) == ()
+    first = pair.state_dict()
+    pair.load_state_dict(state)
+    assert all(m.older for m in ours.find_modules(pair, ours.FastAttention))
+    assert set(pair.state_dict()) == set(state)
+    pair.load_state_dict(first)
     assert not any(m.older for m in ours.find_modules(pair, ours.FastAttention))
 
 
@@ -103,7 +124,19 @@ def test_what_else_is_wrong_with_a_checkpoint_is_an_error(change):
     else:
         state["performer.net.layers.0.0.fn.to_p.weight"] = torch.zeros(1)
     with pytest.raises(RuntimeError, match=r"fn\.to_[qp]\.weight"):
-        ours.load_older(model, state)
+        model.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "module", ["performer_pytorch", "autoregressive_wrapper", "performer_enc_dec", "reversible"]
+)
+def test_names_are_where_the_original_has_them(module):
+    original()
+    theirs = importlib.import_module(f"performer_pytorch.{module}")
+    mine = importlib.import_module(f"reassoc.compat.performer_pytorch.{module}")
+    public = {n for n, thing in vars(theirs).items() if getattr(thing, "__module__", "") == theirs.__name__}
+    known = {n for n in public if n in ours.__all__}
+    assert known and all(hasattr(mine, name) for name in known)
 
 
 @pytest.mark.parametrize("legacy", [None, "exact"])

@@ -25,7 +25,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         if size % 2:
             raise ValueError(f"rotary positions need heads of even size, got {size}")
-        self.register_buffer("inv_freq", base ** -(torch.arange(0, size, 2).float() / size))
+        self.register_buffer("inv_freq", 1.0 / base ** (torch.arange(0, size, 2).float() / size))
 
     def forward(self, x: Tensor) -> Tensor:
         """``(N, L, H, E)``: position i turned by i times the frequencies."""

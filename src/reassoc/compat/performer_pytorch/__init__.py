@@ -1,14 +1,12 @@
 """performer-pytorch 1.1.4's public names, on this library's operator.
 
 Every attention and model class also takes ``legacy``, see :class:`FastAttention`. State dicts have the
-original's names, so a checkpoint of either loads in the other; :func:`load_older` takes those of copies made
-before 1.0.9, scBERT's among them.
+original's names, so a checkpoint of either loads in the other; those of copies made before 1.0.9, scBERT's
+among them, load as well (see :class:`Performer`).
 """
 
 from .attention import Attention, CrossAttention, SelfAttention
-from .autoregressive import AutoregressiveWrapper, repetition_penalty_fn, top_k, top_p
-from .checkpoints import load_older
-from .encoder_decoder import PerformerEncDec
+from .autoregressive_wrapper import AutoregressiveWrapper, repetition_penalty_fn, top_k, top_p
 from .fast_attention import FastAttention
 from .kernels import (
     causal_linear_attention,
@@ -33,6 +31,7 @@ from .layers import (
     shift,
 )
 from .performer import Performer
+from .performer_enc_dec import PerformerEncDec
 from .positions import (
     AbsolutePositionalEmbedding,
     FixedPositionalEmbedding,
@@ -71,7 +70,6 @@ __all__ = [
     "generalized_kernel",
     "get_module_device",
     "linear_attention",
-    "load_older",
     "orthogonal_matrix_chunk",
     "repetition_penalty_fn",
     "rotate_every_two",

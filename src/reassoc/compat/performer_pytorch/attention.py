@@ -88,7 +88,7 @@ class Attention(nn.Module):
         cross = context is not None
         keys = x if context is None else context
         key_mask = mask if context_mask is None and not cross else context_mask
-        if self.local_attn is None:
+        if self.local_attn is None and keys.shape[0] == x.shape[0] and keys.shape[1] and not self._watched():
             tokens = max(x.shape[1], keys.shape[1])
             memory = self.fast_attention.memory(
                 x.shape[0], self.heads, self.fast_attention.dim_heads, tokens, x.dtype
@@ -129,8 +129,16 @@ class Attention(nn.Module):
             q = q if pos_emb is None else rotate(q, pos_emb[:, part])
             with torch.autocast(x.device.type, enabled=False):
                 read = memory.read(q)
-            outputs.append(self._output(read))
-        return torch.cat(outputs, dim=1)
+            outputs.append(self.to_out(read.transpose(1, 2).flatten(2)))
+        # At once, so that the same seed drops the same as where there are gradients.
+        dropped: Tensor = self.dropout(torch.cat(outputs, dim=1))
+        return dropped
+
+    def _watched(self) -> bool:
+        """Whether somebody's hook, or class derived from ours, wants to see whole calls."""
+        if type(self.fast_attention) is not FastAttention:
+            return True
+        return any(m._forward_hooks or m._forward_pre_hooks for m in self.modules() if m is not self)
 
     def _heads(self, linear: nn.Linear, x: Tensor) -> Tensor:
         """``(B, N, dim) -> (B, H, N, dim_head)``."""

@@ -25,6 +25,8 @@ from .maps import ProjectedFeatures, SoftmaxFeatures
 from .pieces import SHORT, OperatorMemory
 from .stabilized import StabilizedMemory
 
+_LONG, _MANY = 128, 1 << 18  # tokens, and features in all, from which on a state of the keys is quicker
+
 
 class FastAttention(nn.Module):
     """Linear attention over ``projection_matrix``.
@@ -44,8 +46,8 @@ class FastAttention(nn.Module):
     Attributes:
         projection_matrix: buffer ``(m, d)``.
         older: with ``legacy="exact"``, stabilize softmax features as releases before 1.1.1 did, scBERT's copy
-            among them: by one maximum over all keys of a call. :func:`load_older` sets it for what was saved
-            before 1.0.9; after that a checkpoint does not tell.
+            among them: by one maximum over all keys of a call. A :class:`Performer` sets it where it loads
+            what was saved before 1.0.9; files of 1.0.9 to 1.1.0 do not tell: set it after loading.
 
     Raises:
         ValueError: an unknown ``legacy`` or ``ortho_scaling``, or sizes below 1.
@@ -101,7 +103,18 @@ class FastAttention(nn.Module):
         v: Tensor,  # (B, H, M, e)
         key_mask: Tensor | None = None,  # bool (B, M), True = real
     ) -> Tensor:  # (B, H, N, e)
-        """The attention of each query; ``key_mask`` as ``legacy`` says."""
+        """The attention of each query; ``key_mask`` as ``legacy`` says. A batch or heads of 1 serve all.
+
+        Raises:
+            TypeError: not floating point. ValueError: shapes that do not fit; no keys in exact mode, which is
+                relative to their maximum.
+        """
+        for name, t in (("q", q), ("k", k), ("v", v)):
+            if not t.is_floating_point():
+                raise TypeError(f"{name} must be floating point, got {t.dtype}")
+        both = torch.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
+        q, k, v = (t.expand(*both, -1, -1) for t in (q, k, v))
+        key_mask = None if key_mask is None else key_mask.expand(both[0], -1)
         with torch.autocast(q.device.type, enabled=False):
             if self.legacy == "exact":
                 return self._exact(q, k, hide_values(v, key_mask))
@@ -115,7 +128,9 @@ class FastAttention(nn.Module):
         ``None`` where all tokens are taken at once: for gradients, in causal attention, in that without
         projections, and where pieces are not quicker.
         """
-        if torch.is_grad_enabled() or self.causal or self.no_projection or not self._worthwhile(length):
+        if torch.is_grad_enabled() or self.causal or self.no_projection:
+            return None
+        if length <= SHORT or not self._many(batch * heads, length):
             return None
         if self.legacy != "exact":
             return OperatorMemory(self._map(dtype), "zero", hides_keys=True)
@@ -137,11 +152,13 @@ class FastAttention(nn.Module):
         return out.to(dtype)
 
     def _exact(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not k.shape[2]:
+            raise ValueError('there are no keys, and legacy="exact" is relative to the largest of them')
         dtype, matrix = q.dtype, self.projection_matrix
         plain = self.causal or self.no_projection or self.generalized_attention
         plain = plain or (self.older and torch.is_grad_enabled())
-        if not plain and self._worthwhile(q.shape[0] * max(q.shape[2], k.shape[2])):
-            batch, heads, _, columns = v.shape
+        batch, heads, _, columns = v.shape
+        if not plain and self._many(batch * heads, max(q.shape[2], k.shape[2])):
             memory = StabilizedMemory(matrix.to(state_dtype(dtype)), batch, heads, columns, self.older)
             memory.add(k, v, None)
             return memory.read(q)
@@ -158,9 +175,10 @@ class FastAttention(nn.Module):
             k = softmax_kernel(k, projection_matrix=matrix, is_query=False)
         return attend(q, k, v, causal=self.causal, key_eps=KEY_EPS if self.causal else 0.0).to(dtype)
 
-    def _worthwhile(self, tokens: int) -> bool:
-        """Whether keys are summed up first: not for few tokens, nor on a device that wants much at once."""
-        return tokens > SHORT and self.projection_matrix.device.type == "cpu"
+    def _many(self, sequences: int, length: int) -> bool:
+        """Whether a state of the keys is quicker than features that are kept: on a CPU, if they are many."""
+        enough = length >= _LONG and sequences * length * self.nb_features >= _MANY
+        return enough and self.projection_matrix.device.type == "cpu"
 
     def _map(self, dtype: torch.dtype) -> FeatureMap:
         """The feature map over the buffer as it is now: quickly made, and never out of date."""

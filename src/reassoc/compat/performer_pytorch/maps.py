@@ -25,7 +25,7 @@ class SoftmaxFeatures(ExponentialMap):
     papers = ("choromanski2021",)
 
     def __init__(self, matrix: Tensor) -> None:
-        super().__init__(matrix.shape[1], matrix.shape[0])
+        super().__init__(int(matrix.shape[1]), int(matrix.shape[0]))
         rows = matrix * self.dim**-0.25
         self.rows, self.rows_and_one = rows, torch.cat([rows, torch.ones_like(rows[:, :1])], -1)
 
@@ -61,7 +61,7 @@ class Projections(ExponentialMap):
     papers = ("choromanski2021",)
 
     def __init__(self, matrix: Tensor) -> None:
-        super().__init__(matrix.shape[1], matrix.shape[0])
+        super().__init__(int(matrix.shape[1]), int(matrix.shape[0]))
         self.rows = matrix * self.dim**-0.25
 
     def log_query_factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ class ProjectedFeatures(FeatureMap):
     papers = ("choromanski2021",)
 
     def __init__(self, matrix: Tensor, function: Callable[[Tensor], Tensor], eps: float) -> None:
-        super().__init__(matrix.shape[1], matrix.shape[0])
+        super().__init__(int(matrix.shape[1]), int(matrix.shape[0]))
         self.matrix, self.function, self.eps = matrix, function, eps
 
     def key(self, x: Tensor) -> Tensor:

@@ -8,9 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._mode import say_once
 from .attention import CrossAttention, SelfAttention
+from .checkpoints import complete, is_older, reduce
+from .fast_attention import FastAttention
 from .kernels import RELU
-from .layers import Chunk, FeedForward, PreLayerNorm, PreScaleNorm, PreShiftTokens, ReZero
+from .layers import Chunk, FeedForward, PreLayerNorm, PreScaleNorm, PreShiftTokens, ReZero, find_modules
 from .redraw import ProjectionUpdater
 from .reversible import ReversibleSequence, SequentialSequence
 
@@ -29,6 +32,10 @@ class Performer(nn.Module):
         use_scalenorm, use_rezero: instead of layer normalization. shift_tokens: see :class:`PreShiftTokens`.
         attn_dropout, qkv_bias, attn_out_bias: see :class:`Attention`.
         legacy: see :class:`FastAttention`.
+
+    A state dict tells by its names whether its weights are of a release before 1.0.9. Such a one loads as
+    well, and sets ``FastAttention.older``; where that is set, ``state_dict`` gives the older names, so that a
+    saved model keeps its arithmetic. Loading later names clears it.
 
     Raises:
         ValueError: sizes that do not fit.
@@ -108,6 +115,18 @@ class Performer(nn.Module):
         self.net = (ReversibleSequence if reversible else SequentialSequence)(layers, args_route=route)
         self.auto_check_redraw = auto_check_redraw
         self.proj_updater = ProjectionUpdater(self.net, feature_redraw_interval)
+        self.register_state_dict_post_hook(_older_names)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        older = is_older(state_dict, prefix)
+        if older:
+            if self.legacy == "exact":
+                say_once("performer_pytorch", "weights from before 1.0.9, whose arithmetic differs: as then")
+            complete(state_dict, prefix, self.net, self.proj_updater.calls_since_last_redraw)
+        if any(name.startswith(f"{prefix}net.") for name in state_dict):
+            for attention in find_modules(self.net, FastAttention):
+                attention.older = older
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def fix_projection_matrices_(self) -> None:
         """Never redraw again."""
@@ -123,9 +142,23 @@ class Performer(nn.Module):
         Args:
             x: tokens.
             kwargs: ``mask`` and ``pos_emb``, with ``cross_attend`` ``context`` and ``context_mask``, as for
-                :meth:`Attention.forward`; others are ignored.
+                :meth:`Attention.forward`; others are ignored, as in the original.
+
+        Raises:
+            ValueError: ``output_attentions``, which scBERT's copy has: N x N weights.
         """
+        if kwargs.get("output_attentions"):
+            raise ValueError(
+                "output_attentions is not here: linear attention never forms its weights. "
+                "reassoc.attention_matrix gives those of the rows that you name"
+            )
         if self.auto_check_redraw:
             self.check_redraw_projections()
         out: Tensor = self.net(x, **kwargs)
         return out
+
+
+def _older_names(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """What keeps :attr:`FastAttention.older` across a file."""
+    if any(attention.older for attention in find_modules(module, FastAttention)):
+        reduce(state_dict, prefix)

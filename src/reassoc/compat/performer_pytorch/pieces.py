@@ -11,7 +11,7 @@ from ... import AttentionState, linear_attention
 from ...feature_maps import FeatureMap
 from .._operator import hide_values
 
-SHORT = 512  # tokens: not worth a state, nor pieces
+SHORT = 512  # tokens: not worth pieces
 _TOKENS = 2048  # of a piece, all sequences together
 
 

@@ -126,6 +126,24 @@ def prepared(inputs: Inputs) -> Inputs:
     return Inputs(**parts)  # type: ignore[arg-type]
 
 
+def require_fitting(inputs: Inputs, options: Options) -> None:
+    """``ValueError`` unless tensors fit each other: the library takes addresses and trusts the sizes."""
+    query, value, memory = inputs.any_query, inputs.value, inputs.memory
+    groups, width = value.shape[1], inputs.width
+    fits = query.shape[0] == value.shape[0] and query.shape[1] % groups == 0
+    for like, parts in (
+        (query, (inputs.query, inputs.query_log)),
+        (value, (inputs.key, inputs.key_log, inputs.log_decay, inputs.beta)),
+    ):
+        fits = fits and all(part is None or part.shape[:3] == like.shape[:3] for part in parts)
+    if memory is not None:
+        columns = value.shape[-1] + options.normalizer
+        fits = fits and memory.shape == (inputs.sequences, groups, width, columns)
+    if not fits:
+        shapes = {name: tuple(part.shape) for name, part in inputs._asdict().items() if part is not None}
+        raise ValueError(f"native call: shapes that do not fit each other: {shapes}")
+
+
 def empty_results(inputs: Inputs, options: Options) -> Results:
     """Tensors of the right shapes and dtypes to write into; also what a compiler assumes."""
     query, value = inputs.any_query, inputs.value
@@ -151,6 +169,7 @@ def empty_results(inputs: Inputs, options: Options) -> Results:
 
 def forward(inputs: Inputs, options: Options, into: Results | None = None) -> Results:
     """Run the library; ``into`` spares new memory, whose first touch costs as much as a read of it."""
+    require_fitting(inputs, options)
     inputs, results = prepared(inputs), empty_results(inputs, options) if into is None else into
     if into is None:
         _in_large_pages(results.out)

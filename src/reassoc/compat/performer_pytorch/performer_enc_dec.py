@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .autoregressive import AutoregressiveWrapper
+from .autoregressive_wrapper import AutoregressiveWrapper
 from .language_model import PerformerLM
 
 
