@@ -789,7 +789,8 @@ def test_a_refused_row_is_named_alike(case):
     "change",
     [
         {"key": torch.zeros(2, 2, 5, 3)}, {"value": torch.zeros(1, 2, 6, 4)},
-        {"query": torch.zeros(1, 3, 6, 3)}, {"memory": torch.zeros(1, 2, 3, 4)}, {"log_decay": torch.zeros(2, 2, 1, 1)},
+        {"query": torch.zeros(1, 3, 6, 3)}, {"memory": torch.zeros(1, 2, 3, 4)},
+        {"log_decay": torch.zeros(2, 2, 1, 1)},
     ],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip

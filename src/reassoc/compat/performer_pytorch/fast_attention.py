@@ -46,7 +46,7 @@ class FastAttention(nn.Module):
     Attributes:
         projection_matrix: buffer ``(m, d)``.
         older: with ``legacy="exact"``, stabilize softmax features as releases before 1.1.1 did, scBERT's copy
-            among them: by one maximum over all keys of a call. A :class:`Performer` sets it where it loads
+            among them: by one maximum over all keys of a call. A ``Performer`` sets it where it loads
             what was saved before 1.0.9; files of 1.0.9 to 1.1.0 do not tell: set it after loading.
 
     Raises:
