@@ -2,8 +2,8 @@
 
 Every attention and model class also takes ``legacy``, see :class:`FastAttention`. State dicts have the
 original's names, so a checkpoint of either loads in the other. Those of copies made before 1.0.9, scBERT's
-among them, load as well and bring the arithmetic of their time (``FastAttention.older``); such a model is saved
-with the older names again, which keep it.
+among them, load as well and bring the arithmetic of their time (``FastAttention.older``); such a model is
+saved with the older names again, which keep it.
 """
 
 from .attention import Attention, CrossAttention, SelfAttention
