@@ -226,4 +226,4 @@ def _reason(gap: Gap, tolerance: float, safe: bool) -> str:
         )
     worst = max(gap.layers, key=lambda layer: layer.alone)
     most = f"{worst.name}, which alone differs by {worst.alone:.2g}"
-    return f"{words}. The epsilons of the original act most in {most}"
+    return f"{words}. The epsilons and stabilizers of the original act most in {most}"

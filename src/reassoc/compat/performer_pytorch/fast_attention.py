@@ -156,7 +156,6 @@ class FastAttention(nn.Module):
             raise ValueError('there are no keys, and legacy="exact" is relative to the largest of them')
         dtype, matrix = q.dtype, self.projection_matrix
         plain = self.causal or self.no_projection or self.generalized_attention
-        plain = plain or (self.older and torch.is_grad_enabled())
         batch, heads, _, columns = v.shape
         if not plain and self._many(batch * heads, max(q.shape[2], k.shape[2])):
             memory = StabilizedMemory(matrix.to(state_dtype(dtype)), batch, heads, columns, self.older)

@@ -11,6 +11,8 @@ from torch import Tensor
 from ...feature_maps import ExponentialMap, FeatureMap
 from .kernels import project
 
+_TOKENS = 512  # whose logarithms are there at once
+
 
 class SoftmaxFeatures(ExponentialMap):
     """``m^-1/2 exp(W x - |x|^2 / 2)`` with x the input times ``d^-1/4``: FAVOR+ over a matrix that changes.
@@ -76,6 +78,13 @@ class Projections(ExponentialMap):
         return log
 
     log_key = log_query
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest logarithm, ``(B, H, N, d) -> (B, H, N, 1)``; all of them are never there at once."""
+        with torch.no_grad():
+            parts = [self.log_query(part).argmax(-1) for part in x.split(_TOKENS, dim=2)]
+        largest: Tensor = (x * self.rows[torch.cat(parts, dim=2)]).sum(-1, keepdim=True)
+        return largest
 
 
 class ProjectedFeatures(FeatureMap):

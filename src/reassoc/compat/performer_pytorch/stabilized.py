@@ -24,17 +24,18 @@ class StabilizedMemory:
     With e = exp(u - |x|^2/2 - max u) and phi = e + eps, ``sum_j phi_j v_j`` is a sum with e and the epsilon
     times the sum of values. The operator sums exp(u), for values times exp(-|x|^2/2), at a scale that is the
     maximum over the keys of each feature's u; and a read comes with the maximum of the query's. As in the
-    original no gradient passes through a maximum.
+    original no gradient passes through a maximum, but does with ``older``; keys are then given at once.
 
     Args:
         matrix: ``(m, d)``, in the dtype of the sums. batch, heads, columns: B, H and e.
-        older: one maximum over all heads and sequences, as in ``older_softmax_kernel``; its gradient is not.
+        older: one maximum over all heads and sequences, as in ``older_softmax_kernel``.
     """
 
     def __init__(self, matrix: Tensor, batch: int, heads: int, columns: int, older: bool) -> None:
         self._phi, self._older = Projections(matrix), older
         self._state: AttentionState | None = None
         self._values, self._count = matrix.new_zeros(batch, heads, columns), 0
+        self._top: Tensor | None = None
 
     def add(self, key: Tensor, value: Tensor, key_mask: Tensor | None) -> None:
         """Keys ``(B, H, M, d)``, values ``(B, H, M, e)``, mask ``(B, M)`` of the values."""
@@ -44,14 +45,21 @@ class StabilizedMemory:
         factor = _common_factor(k)
         tokens = Tokens(k[:, :, :0], k, torch.cat([v * factor, factor], dim=-1))
         s = settings(self._phi, k.shape[-1], normalize="none", like=k)
-        _, _, self._state = unnormalized(tokens, s, self._state, True, causal=False)
+        _, _, state = unnormalized(tokens, s, self._state, True, causal=False)
+        assert state is not None and state.log_scale is not None
+        self._state, scale = state, state.log_scale
+        if self._older and k.requires_grad:
+            *head, feature = torch.unravel_index(scale.argmax(), scale.shape)
+            self._top = (k[tuple(head)] @ self._phi.rows[feature]).amax()
 
     @cached_property
     def _sums(self) -> Tensor:
         """``sum_j phi_j v_j`` and, last, ``sum_j phi_j``: ``(B, H, m, e + 1)``, times the root of m."""
         state = self._state
         assert state is not None and state.log_scale is not None
-        top = state.log_scale.amax() if self._older else state.log_scale.amax(-1, keepdim=True)
+        top = self._top
+        if top is None:
+            top = state.log_scale.amax() if self._older else state.log_scale.amax(-1, keepdim=True)
         rest = FEATURE_EPS * pad(self._values, (0, 1), value=self._count)
         return torch.addcmul(rest[:, :, None], state.S, (state.log_scale - top).exp()[..., None])
 
@@ -64,7 +72,11 @@ class StabilizedMemory:
         length = torch.full_like(sums[:, 0, 0, 0], self._count, dtype=torch.int64)
         state = AttentionState(sums, scale, length, s.origin)
         found, _, _ = unnormalized(Tokens(q, q[:, :, :0], sums[:, :, :0, :-1]), s, state, False, causal=False)
-        found = torch.addcmul(FEATURE_EPS * sums.sum(2, keepdim=True), found, _common_factor(q))
+        factor = _common_factor(q)
+        if self._older and q.requires_grad:
+            top = self._phi.largest(q)
+            factor = factor * (top.detach() - top).exp()
+        found = torch.addcmul(FEATURE_EPS * sums.sum(2, keepdim=True), found, factor)
         return (found[..., :-1] / found[..., -1:]).to(query.dtype)
 
 
