@@ -284,6 +284,17 @@ def test_molformers_layers_bring_molformers_choices(tmp_path):
         (lambda: Performer(**STACK), {"activation": "gelu"}, "activation is an option"),
         (lambda: fast(), {"older": True}, "older is an option for performer-pytorch"),
         (lambda: fast(), {"softmax_temp": -1.0}, "softmax_temp must be a positive number"),
+        (lambda: fast(), {"local_window": 3}, "local_window is an option"),
+        (lambda: fast(), {"activation": "tanh"}, "activation must be one of"),
+        (lambda: fast(), {"heads": -4}, "heads must be at least 1"),
+        (lambda: fast(), {"stabilize": True}, "options for random features"),
+        (lambda: Performer(**STACK), {"local_heads": -1}, "local_heads must be at least 0"),
+        (lambda: PerformerAttention(16, 2, 8), {"causal": True}, "causal is an option"),
+        (
+            lambda: fast(feature_map=fast_maps.Favor.factory()),
+            {"heads": 3},
+            "3 was given, and the file has 2",
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -306,6 +317,12 @@ def test_unusual_kinds_of_numbers_are_refused(tmp_path, kind):
         given = batch(tmp_path, tokens=tokens().to(kind))
         with pytest.raises(InputError, match="tokens must be integer"):
             check(kept(tmp_path, PerformerLM(**LM).state_dict()), given)
+
+
+def test_a_context_that_nobody_reads_is_refused(tmp_path):
+    given = batch(tmp_path, tokens=tokens(), context=torch.randn(2, 5, 16))
+    with pytest.raises(InputError, match="context, which only a model with cross_attend reads"):
+        check(kept(tmp_path, PerformerLM(**LM).state_dict()), given)
 
 
 def test_a_mask_without_a_real_token_is_refused(tmp_path):

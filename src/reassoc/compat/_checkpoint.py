@@ -78,7 +78,8 @@ def _torch_load(path: Path) -> Any:
             raise InputError(
                 f"{path}: holds more than tensors{what}, and loading that could run code from the file. Have "
                 "the state dict saved alone where it was made or, if you trust who made it, do so here: "
-                "torch.save(torch.load(path, weights_only=False)['state_dict'], other_path)"
+                "loaded = torch.load(path, weights_only=False), then torch.save(loaded['state_dict'], "
+                "other_path), or loaded.state_dict() of a whole module"
             ) from error
         raise InputError(
             f"{path}: neither a safetensors file nor one of torch.save ({_line(error)})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +12,9 @@ from .._errors import InputError
 from ._checkpoint import read_checkpoint
 from ._compare import Gap, compare, compare_layers, relative
 from ._feed import has_logits, read_batch, runner
+from ._options import LOCAL_WINDOW, check_options, choices
 from ._quirks import Quirk, quirks
-from ._rebuild import FEATURES, rebuild
+from ._rebuild import rebuild
 from ._recognize import FAST, GEOMETRIC, PERFORMER, Model, recognize
 
 __all__ = ["Gap", "Quirk", "Report", "check"]
@@ -56,7 +56,7 @@ def check(
     softmax_temp: float | None = None,
     cross_attend: bool = False,
     local_heads: int = 0,
-    local_window: int = 256,
+    local_window: int = LOCAL_WINDOW,
     older: bool = False,
     root: str | None = None,
     tolerance: float = TOLERANCE,
@@ -87,8 +87,6 @@ def check(
     """
     if not tolerance >= 0:
         raise InputError(f"tolerance must be at least 0, got {tolerance}")
-    if softmax_temp is not None and not 0 < softmax_temp < math.inf:
-        raise InputError(f"softmax_temp must be a positive number, got {softmax_temp}")
     models = recognize(read_checkpoint(checkpoint))
     if root is not None:
         models = [model for model in models if model.root == root]
@@ -96,67 +94,13 @@ def check(
         roots = [model.root for model in models]
         raise InputError(f"name one model of the checkpoint by its root, of {roots}" if roots else
                          f"no model of the checkpoint has the root {root!r}")  # fmt: skip
-    _refuse_of_others(
-        {model.library for model in models},
-        {
-            FAST: {
-                "heads": heads,
-                "activation": activation,
-                "stabilize": stabilize,
-                "softmax_temp": softmax_temp,
-            },
-            PERFORMER: {"cross_attend": cross_attend, "local_heads": local_heads, "older": older},
-        },
-    )
     options = {
-        "causal": causal, "heads": heads, "stabilize": stabilize,
-        "softmax_temp": softmax_temp, "cross_attend": cross_attend, "local_heads": local_heads,
-        "local_window": local_window,
+        "causal": causal, "features": features, "heads": heads, "activation": activation,
+        "stabilize": stabilize, "softmax_temp": softmax_temp, "cross_attend": cross_attend,
+        "local_heads": local_heads, "local_window": local_window, "older": older,
     }  # fmt: skip
-    return tuple(
-        _report(
-            model,
-            {**options, **_choices(model, features, activation), "older": older or model.before_updater},
-            input,
-            tolerance,
-        )
-        for model in models
-    )
-
-
-def _refuse_of_others(libraries: set[str], options: dict[str, dict[str, Any]]) -> None:
-    """An option that no model here has would be ignored, and its user misled."""
-    for library, of in options.items():
-        given = [name for name, value in of.items() if value]
-        if given and library not in libraries:
-            raise InputError(
-                f"{given[0]} is an option for {library}, and the checkpoint is of another library"
-            )
-
-
-def _choices(model: Model, features: str | None, activation: str | None) -> dict[str, str]:
-    """What was asked for, or is usual: with rotary layers what MoLFormer has."""
-    molformer = bool(model.sizes.get("rotary"))
-    if molformer and features is None and model.matrices:
-        features = "generalized"
-    return {
-        "features": _features(model, features),
-        "activation": activation or ("gelu" if molformer else "relu"),
-    }
-
-
-def _features(model: Model, asked: str | None) -> str:
-    if model.library == GEOMETRIC:
-        known: tuple[str, ...] = ("generalized",)
-    elif model.library == FAST:
-        known = FEATURES[FAST][:3] if model.matrices else FEATURES[FAST][3:]
-    else:
-        known = FEATURES[model.library]
-    if asked is not None and asked not in known:
-        raise InputError(
-            f"features of this {model.library} checkpoint can be {', '.join(known)}, got {asked!r}"
-        )
-    return asked or known[0]
+    check_options(options, models)
+    return tuple(_report(model, choices(model, options), input, tolerance) for model in models)
 
 
 def _report(
@@ -181,6 +125,8 @@ def _report(
 
 def _gap(model: Model, options: dict[str, Any], input: str | os.PathLike[str]) -> Gap:
     batch = read_batch(input, model)
+    if batch.context is not None and not options["cross_attend"]:
+        raise InputError("the input has a context, which only a model with cross_attend reads")
     undrawn = [name for name, matrix in model.matrices.items() if not bool(matrix.any())]
     if undrawn and options["features"] != "none":
         raise InputError(

@@ -135,6 +135,32 @@ def test_hooks_see_whole_calls():
     assert seen == [(1, 2100, 16), (1, 2, 2100, 8)]
 
 
+@pytest.mark.parametrize("how", ["a hook on every module", "a forward of its own"])
+def test_whoever_wants_to_see_whole_calls_does(how):
+    layer, x, seen = ours.SelfAttention(16, heads=2, dim_head=8).eval(), torch.randn(1, 2100, 16), []
+    inner = layer.fast_attention
+    if how == "a forward of its own":
+        whole = inner.forward
+        inner.forward = lambda *call: seen.append(inner) or whole(*call)
+        handle = None
+    else:
+        handle = torch.nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(m))
+    try:
+        with torch.no_grad():
+            layer(x)
+    finally:
+        if handle is not None:
+            handle.remove()
+    assert inner in seen
+
+
+@pytest.mark.parametrize("options", [{"generalized_attention": True}, {"no_projection": True}], ids=str)
+def test_no_keys_are_undefined_where_the_original_says_so(options):
+    expected, got = pair("FastAttention", 8, **options)
+    q, none = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 0, 8)
+    assert expected(q, none, none).isnan().all() and got(q, none, none).isnan().all()
+
+
 @pytest.mark.parametrize("tokens", [20, 600])
 def test_what_the_arithmetic_has_no_answer_for_is_refused(tokens):
     layer, x = ours.CrossAttention(16, heads=2, dim_head=8, legacy="exact"), torch.randn(1, tokens, 16)
@@ -156,6 +182,21 @@ def test_a_trace_computes_the_same(tokens):
     q, other = torch.randn(1, 2, tokens, 16), torch.randn(1, 2, tokens, 16)
     traced = torch.jit.trace(attention, (q, q, q))
     assert distance(traced(other, other, other), attention(other, other, other)) < 1e-6
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_compiler_takes_it_whole(older):
+    torch._dynamo.reset()
+    attention = ours.FastAttention(8, legacy="exact")
+    attention.older = older
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    inputs = [torch.randn(1, 2, 300, 8, requires_grad=True) for _ in range(3)]
+    results = []
+    for module in (attention, compiled):
+        out = module(*inputs)
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for expected, got in zip(*results, strict=True):
+        assert distance(got, expected) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["softmax_kernel", "generalized_kernel"])

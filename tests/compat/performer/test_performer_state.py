@@ -115,6 +115,36 @@ def test_older_checkpoints_of_two_models_in_one_and_new_ones():
     assert not any(m.older for m in ours.find_modules(pair, ours.FastAttention))
 
 
+def test_a_part_of_a_state_dict_tells_no_release():
+    model = ours.PerformerLM(**SIZES, legacy="exact")
+    state, attentions = model.state_dict(), ours.find_modules(model, ours.FastAttention)
+    parts = [
+        {k: t for k, t in state.items() if k.startswith("performer.net.layers.0")},
+        dict(model.named_parameters()),
+        {k: t for k, t in state.items() if not k.endswith("calls_since_last_redraw")},
+    ]
+    for older_now in (False, True):
+        for part in parts[: 3 - older_now]:
+            for attention in attentions:
+                attention.older = older_now
+            model.load_state_dict(part, strict=False)
+            assert {attention.older for attention in attentions} == {older_now}
+
+
+def test_a_name_in_an_older_state_dict_leads_to_its_tensor():
+    model = ours.PerformerLM(**SIZES)
+    model.load_state_dict({k: t for k, t in model.state_dict().items() if ".proj_updater." not in k})
+    for name, tensor in model.state_dict().items():
+        found = model
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert found.data_ptr() == tensor.data_ptr()
+    with torch.device("meta"):
+        empty = ours.PerformerLM(**SIZES)
+    empty.load_state_dict(older(model) | model.state_dict(), assign=True)
+    assert not any(t.is_meta for t in [*empty.parameters(), *empty.performer.buffers()])
+
+
 @pytest.mark.parametrize("change", ["missing", "left over"])
 def test_what_else_is_wrong_with_a_checkpoint_is_an_error(change):
     model = ours.PerformerLM(**SIZES)

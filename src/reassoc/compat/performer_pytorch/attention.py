@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 
 from .fast_attention import FastAttention
 from .kernels import RELU
@@ -135,8 +136,10 @@ class Attention(nn.Module):
         return dropped
 
     def _watched(self) -> bool:
-        """Whether somebody's hook, or class derived from ours, wants to see whole calls."""
-        if type(self.fast_attention) is not FastAttention:
+        """Whether somebody's hook, or forward in place of ours, wants to see whole calls."""
+        if type(self.fast_attention) is not FastAttention or "forward" in vars(self.fast_attention):
+            return True
+        if module._global_forward_hooks or module._global_forward_pre_hooks:
             return True
         return any(m._forward_hooks or m._forward_pre_hooks for m in self.modules() if m is not self)
 

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 _UPDATER, _COUNTER = "proj_updater.", "calls_since_last_redraw"
 
 
-def is_older(state_dict: dict[str, Any], prefix: str) -> bool:
-    """Whether the layers under ``prefix`` are of a copy from before 1.0.9."""
-    layers = any(name.startswith(f"{prefix}net.") for name in state_dict)
-    return layers and f"{prefix}{_UPDATER}{_COUNTER}" not in state_dict
+def tells_older(state_dict: dict[str, Any], prefix: str, net: nn.Module) -> bool | None:
+    """Whether the layers under ``prefix`` are of a copy from before 1.0.9; ``None``: too few to tell."""
+    if any(name.startswith(f"{prefix}{_UPDATER}") for name in state_dict):
+        return False
+    return True if all(f"{prefix}net.{entry}" in state_dict for entry in net.state_dict()) else None
 
 
-def complete(state_dict: dict[str, Any], prefix: str, net: nn.Module, counter: Tensor) -> None:
-    """Give an older copy the names that it lacks; ``counter`` stands in for one that it has not either."""
-    state_dict[f"{prefix}{_UPDATER}{_COUNTER}"] = state_dict.pop(f"{prefix}{_COUNTER}", counter)
+def complete(state_dict: dict[str, Any], prefix: str, net: nn.Module) -> None:
+    """Give an older copy the names that it lacks; a counter that it has not either begins at 0."""
+    counter = state_dict.pop(f"{prefix}{_COUNTER}", None)
+    state_dict[f"{prefix}{_UPDATER}{_COUNTER}"] = torch.tensor(0) if counter is None else counter
     for entry in net.state_dict():
-        if f"{prefix}net.{entry}" in state_dict:
-            state_dict.setdefault(f"{prefix}{_UPDATER}instance.{entry}", state_dict[f"{prefix}net.{entry}"])
+        state_dict[f"{prefix}{_UPDATER}instance.{entry}"] = state_dict[f"{prefix}net.{entry}"]
 
 
 def reduce(state_dict: dict[str, Any], prefix: str) -> None:

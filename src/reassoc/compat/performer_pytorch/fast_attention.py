@@ -106,8 +106,8 @@ class FastAttention(nn.Module):
         """The attention of each query; ``key_mask`` as ``legacy`` says. A batch or heads of 1 serve all.
 
         Raises:
-            TypeError: not floating point. ValueError: shapes that do not fit; no keys in exact mode, which is
-                relative to their maximum.
+            TypeError: not floating point. ValueError, RuntimeError: shapes that do not fit, or no keys for
+                exact softmax features, which are relative to their maximum.
         """
         for name, t in (("q", q), ("k", k), ("v", v)):
             if not t.is_floating_point():
@@ -152,12 +152,12 @@ class FastAttention(nn.Module):
         return out.to(dtype)
 
     def _exact(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if not k.shape[2]:
-            raise ValueError('there are no keys, and legacy="exact" is relative to the largest of them')
         dtype, matrix = q.dtype, self.projection_matrix
-        plain = self.causal or self.no_projection or self.generalized_attention
+        relative = not (self.no_projection or self.generalized_attention)
+        if relative and not k.shape[2]:
+            raise ValueError('there are no keys, and legacy="exact" is relative to the largest of them')
         batch, heads, _, columns = v.shape
-        if not plain and self._many(batch * heads, max(q.shape[2], k.shape[2])):
+        if relative and not self.causal and self._many(batch * heads, max(q.shape[2], k.shape[2])):
             memory = StabilizedMemory(matrix.to(state_dtype(dtype)), batch, heads, columns, self.older)
             memory.add(k, v, None)
             return memory.read(q)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .._mode import say_once
 from .attention import CrossAttention, SelfAttention
-from .checkpoints import complete, is_older, reduce
+from .checkpoints import complete, reduce, tells_older
 from .fast_attention import FastAttention
 from .kernels import RELU
 from .layers import Chunk, FeedForward, PreLayerNorm, PreScaleNorm, PreShiftTokens, ReZero, find_modules
@@ -118,15 +118,20 @@ class Performer(nn.Module):
         self.register_state_dict_post_hook(_older_names)  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        older = is_older(state_dict, prefix)
+        older = tells_older(state_dict, prefix, self.net)
         if older:
             if self.legacy == "exact":
                 say_once("performer_pytorch", "weights from before 1.0.9, whose arithmetic differs: as then")
-            complete(state_dict, prefix, self.net, self.proj_updater.calls_since_last_redraw)
-        if any(name.startswith(f"{prefix}net.") for name in state_dict):
+            complete(state_dict, prefix, self.net)
+        if older is not None:
             for attention in find_modules(self.net, FastAttention):
                 attention.older = older
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    @property
+    def calls_since_last_redraw(self) -> Tensor:
+        """The updater's counter, by the name that it has in an older state dict."""
+        return self.proj_updater.calls_since_last_redraw
 
     def fix_projection_matrices_(self) -> None:
         """Never redraw again."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -36,6 +34,7 @@ class StabilizedMemory:
         self._state: AttentionState | None = None
         self._values, self._count = matrix.new_zeros(batch, heads, columns), 0
         self._top: Tensor | None = None
+        self._sums: Tensor | None = None
 
     def add(self, key: Tensor, value: Tensor, key_mask: Tensor | None) -> None:
         """Keys ``(B, H, M, d)``, values ``(B, H, M, e)``, mask ``(B, M)`` of the values."""
@@ -49,11 +48,11 @@ class StabilizedMemory:
         assert state is not None and state.log_scale is not None
         self._state, scale = state, state.log_scale
         if self._older and k.requires_grad:
-            *head, feature = torch.unravel_index(scale.argmax(), scale.shape)
-            self._top = (k[tuple(head)] @ self._phi.rows[feature]).amax()
+            place = scale.argmax().view(1)  # of (B H) heads of m features
+            row = self._phi.rows.index_select(0, place % scale.shape[-1])
+            self._top = (k.flatten(0, 1).index_select(0, place // scale.shape[-1])[0] @ row[0]).amax()
 
-    @cached_property
-    def _sums(self) -> Tensor:
+    def _summed(self) -> Tensor:
         """``sum_j phi_j v_j`` and, last, ``sum_j phi_j``: ``(B, H, m, e + 1)``, times the root of m."""
         state = self._state
         assert state is not None and state.log_scale is not None
@@ -65,7 +64,8 @@ class StabilizedMemory:
 
     def read(self, query: Tensor) -> Tensor:
         """``(B, H, N, d) -> (B, H, N, e)``."""
-        sums, q = self._sums, query.to(self._values.dtype)
+        sums = self._sums = self._summed() if self._sums is None else self._sums
+        q = query.to(self._values.dtype)
         s = settings(self._phi, q.shape[-1], like=q)
         # At one scale for all features the operator's maximum is that of u.
         scale = torch.zeros_like(sums[..., 0])
