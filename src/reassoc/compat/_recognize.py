@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -36,6 +36,7 @@ class Model:
         weights: its tensors, without the root.
         matrices: projections as ``(m, d)``, by layer.
         around: all other tensors of the checkpoint, by full name.
+        before_updater: whether it is of a performer-pytorch before 1.0.9, which had no projection updater.
     """
 
     library: str
@@ -45,11 +46,7 @@ class Model:
     weights: dict[str, Tensor]
     matrices: dict[str, Tensor]
     around: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def before_updater(self) -> bool:
-        """Whether it is of a performer-pytorch before 1.0.9, which had no projection updater."""
-        return self.library == PERFORMER and "proj_updater.calls_since_last_redraw" not in self.weights
+    before_updater: bool = False
 
 
 def recognize(state: Mapping[str, Tensor]) -> list[Model]:
@@ -108,8 +105,9 @@ def _performer(state: Mapping[str, Tensor], root: str, matches: list[re.Match[st
     own = tuple(root + part for part in ("net.", "proj_updater.", "calls_since_last_redraw"))
     weights = {name.removeprefix(root): t for name, t in state.items() if name.startswith(own)}
     matrices = {f"layer {i}": _matrix(state, match[0]) for i, match in enumerate(matches)}
-    made = Model(PERFORMER, "1.0.9 to 1.1.4", root, sizes, weights, matrices, _around(state, own))
-    return replace(made, version="before 1.0.9") if made.before_updater else made
+    before = not any(name.startswith("proj_updater.") for name in weights)
+    version = "before 1.0.9" if before else "1.0.9 to 1.1.4"
+    return Model(PERFORMER, version, root, sizes, weights, matrices, _around(state, own), before)
 
 
 def _fast(state: Mapping[str, Tensor], root: str, matches: list[re.Match[str]]) -> Model:

@@ -19,7 +19,7 @@ from .. import linear_attention
 from ..feature_maps import orthogonalize
 from ._mode import check_mode
 from ._operator import attend, hide_values
-from .performer_pytorch import orthogonal_matrix_chunk
+from .performer_pytorch.kernels import orthogonal_rows
 
 KERNEL_EPS = 1e-3  # added to every feature by the original
 RELU = nn.ReLU()
@@ -169,8 +169,7 @@ def _draw(rows: int, columns: int, legacy: str | None) -> Tensor:
     """``(rows, columns)``, rows of norm 1: uniform directions, or with the signs that LAPACK gives."""
     if legacy is None:
         return orthogonalize(torch.randn(rows, columns), "sqrt_dim") / math.sqrt(columns)
-    blocks = [orthogonal_matrix_chunk(columns) for _ in range(-(-rows // columns))]
-    return torch.cat(blocks)[:rows]
+    return orthogonal_rows(rows, columns)
 
 
 def _attend(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from .fast_attention import FastAttention
 from .kernels import RELU
@@ -89,13 +89,9 @@ class Attention(nn.Module):
         cross = context is not None
         keys = x if context is None else context
         key_mask = mask if context_mask is None and not cross else context_mask
-        if self.local_attn is None and keys.shape[0] == x.shape[0] and keys.shape[1] and not self._watched():
-            tokens = max(x.shape[1], keys.shape[1])
-            memory = self.fast_attention.memory(
-                x.shape[0], self.heads, self.fast_attention.dim_heads, tokens, x.dtype
-            )
-            if memory is not None:
-                return self._in_pieces(x, keys, key_mask, None if cross else pos_emb, memory)
+        memory = self._memory(x, keys)
+        if memory is not None:
+            return self._dropped(self._in_pieces(x, keys, key_mask, None if cross else pos_emb, memory))
         q, k, v = self._heads(self.to_q, x), self._heads(self.to_k, keys), self._heads(self.to_v, keys)
         outputs = []
         if self.global_heads:
@@ -108,7 +104,14 @@ class Attention(nn.Module):
                 raise ValueError("local heads need queries and keys at the same positions, so no context")
             split = [t[:, self.global_heads :] for t in (q, k, v)]
             outputs.append(self.local_attn(*split, input_mask=mask))
-        return self._output(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1))
+        return self._dropped(self._joined(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)))
+
+    def _memory(self, x: Tensor, keys: Tensor) -> OperatorMemory | StabilizedMemory | None:
+        """What sums up the keys; ``None``: they are taken at once."""
+        whole = self.local_attn is not None or keys.shape[0] != x.shape[0] or not keys.shape[1]
+        if whole or self._watched():
+            return None
+        return self.fast_attention.memory(x.shape[0] * self.heads, max(x.shape[1], keys.shape[1]), x.dtype)
 
     def _in_pieces(
         self,
@@ -130,16 +133,14 @@ class Attention(nn.Module):
             q = q if pos_emb is None else rotate(q, pos_emb[:, part])
             with torch.autocast(x.device.type, enabled=False):
                 read = memory.read(q)
-            outputs.append(self.to_out(read.transpose(1, 2).flatten(2)))
-        # At once, so that the same seed drops the same as where there are gradients.
-        dropped: Tensor = self.dropout(torch.cat(outputs, dim=1))
-        return dropped
+            outputs.append(self._joined(read))
+        return torch.cat(outputs, dim=1)
 
     def _watched(self) -> bool:
         """Whether somebody's hook, or forward in place of ours, wants to see whole calls."""
         if type(self.fast_attention) is not FastAttention or "forward" in vars(self.fast_attention):
             return True
-        if module._global_forward_hooks or module._global_forward_pre_hooks:
+        if _global_forward_hooks or _global_forward_pre_hooks:
             return True
         return any(m._forward_hooks or m._forward_pre_hooks for m in self.modules() if m is not self)
 
@@ -148,10 +149,15 @@ class Attention(nn.Module):
         heads: Tensor = linear(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return heads
 
-    def _output(self, heads: Tensor) -> Tensor:
+    def _joined(self, heads: Tensor) -> Tensor:
         """``(B, H, N, dim_head) -> (B, N, dim)``."""
-        out: Tensor = self.dropout(self.to_out(heads.transpose(1, 2).flatten(2)))
+        out: Tensor = self.to_out(heads.transpose(1, 2).flatten(2))
         return out
+
+    def _dropped(self, output: Tensor) -> Tensor:
+        """Dropout of the whole, so that the same seed drops the same whichever way was taken."""
+        dropped: Tensor = self.dropout(output)
+        return dropped
 
 
 class SelfAttention(Attention):

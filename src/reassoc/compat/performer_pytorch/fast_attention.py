@@ -121,23 +121,22 @@ class FastAttention(nn.Module):
             return self._clean(q, k, v, key_mask)
 
     def memory(
-        self, batch: int, heads: int, columns: int, length: int, dtype: torch.dtype
+        self, sequences: int, length: int, dtype: torch.dtype
     ) -> OperatorMemory | StabilizedMemory | None:
-        """What sums up keys and is then read, for ``length`` tokens of ``dtype``, values of size ``columns``.
+        """What sums up keys and is then read, for B times H ``sequences`` of ``length`` tokens of ``dtype``.
 
         ``None`` where all tokens are taken at once: for gradients, in causal attention, in that without
         projections, and where pieces are not quicker.
         """
         if torch.is_grad_enabled() or self.causal or self.no_projection:
             return None
-        if length <= SHORT or not self._many(batch * heads, length):
+        if length <= SHORT or not self._many(sequences, length):
             return None
         if self.legacy != "exact":
             return OperatorMemory(self._map(dtype), "zero", hides_keys=True)
         if self.generalized_attention:
             return OperatorMemory(self._map(dtype), "nan", hides_keys=False)
-        matrix = self.projection_matrix.to(state_dtype(dtype))
-        return StabilizedMemory(matrix, batch, heads, columns, self.older)
+        return self._stabilized(dtype)
 
     def _clean(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         dtype = q.dtype
@@ -156,9 +155,8 @@ class FastAttention(nn.Module):
         relative = not (self.no_projection or self.generalized_attention)
         if relative and not k.shape[2]:
             raise ValueError('there are no keys, and legacy="exact" is relative to the largest of them')
-        batch, heads, _, columns = v.shape
-        if relative and not self.causal and self._many(batch * heads, max(q.shape[2], k.shape[2])):
-            memory = StabilizedMemory(matrix.to(state_dtype(dtype)), batch, heads, columns, self.older)
+        if relative and not self.causal and self._many(v.shape[0] * v.shape[1], max(q.shape[2], k.shape[2])):
+            memory = self._stabilized(dtype)
             memory.add(k, v, None)
             return memory.read(q)
         q, k, v = (t.to(state_dtype(dtype)) for t in (q, k, v))
@@ -173,6 +171,9 @@ class FastAttention(nn.Module):
             q = softmax_kernel(q, projection_matrix=matrix, is_query=True)
             k = softmax_kernel(k, projection_matrix=matrix, is_query=False)
         return attend(q, k, v, causal=self.causal, key_eps=KEY_EPS if self.causal else 0.0).to(dtype)
+
+    def _stabilized(self, dtype: torch.dtype) -> StabilizedMemory:
+        return StabilizedMemory(self.projection_matrix.to(state_dtype(dtype)), self.older)
 
     def _many(self, sequences: int, length: int) -> bool:
         """Whether a state of the keys is quicker than features that are kept: on a CPU, if they are many."""

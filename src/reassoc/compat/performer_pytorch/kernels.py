@@ -80,6 +80,12 @@ def orthogonal_matrix_chunk(cols: int, device: torch.device | str | None = None)
     return q.mT.to(device)
 
 
+def orthogonal_rows(rows: int, columns: int, device: torch.device | str | None = None) -> Tensor:
+    """``(rows, columns)`` of norm 1, orthogonal in blocks of ``columns``."""
+    blocks = [orthogonal_matrix_chunk(columns, device) for _ in range(-(-rows // columns))]
+    return torch.cat(blocks)[:rows]
+
+
 def gaussian_orthogonal_random_matrix(
     nb_rows: int, nb_columns: int, scaling: int = 0, device: torch.device | str | None = None
 ) -> Tensor:  # (nb_rows, nb_columns)
@@ -95,8 +101,7 @@ def gaussian_orthogonal_random_matrix(
     check_scaling(scaling)
     if nb_rows < 1:
         raise ValueError(f"nb_rows must be at least 1, got {nb_rows}")
-    blocks = [orthogonal_matrix_chunk(nb_columns, device) for _ in range(-(-nb_rows // nb_columns))]
-    directions = torch.cat(blocks)[:nb_rows]
+    directions = orthogonal_rows(nb_rows, nb_columns, device)
     if scaling == 1:
         return directions * math.sqrt(nb_columns)
     lengths: Tensor = torch.randn(nb_rows, nb_columns, device=device).norm(dim=1, keepdim=True)

@@ -25,21 +25,22 @@ class StabilizedMemory:
     original no gradient passes through a maximum, but does with ``older``; keys are then given at once.
 
     Args:
-        matrix: ``(m, d)``, in the dtype of the sums. batch, heads, columns: B, H and e.
+        matrix: ``(m, d)``, in the dtype of the sums.
         older: one maximum over all heads and sequences, as in ``older_softmax_kernel``.
     """
 
-    def __init__(self, matrix: Tensor, batch: int, heads: int, columns: int, older: bool) -> None:
-        self._phi, self._older = Projections(matrix), older
+    def __init__(self, matrix: Tensor, older: bool) -> None:
+        self._phi, self._older, self._dtype = Projections(matrix), older, matrix.dtype
         self._state: AttentionState | None = None
-        self._values, self._count = matrix.new_zeros(batch, heads, columns), 0
+        self._values: Tensor | None = None
+        self._count = 0
         self._top: Tensor | None = None
         self._sums: Tensor | None = None
 
     def add(self, key: Tensor, value: Tensor, key_mask: Tensor | None) -> None:
         """Keys ``(B, H, M, d)``, values ``(B, H, M, e)``, mask ``(B, M)`` of the values."""
-        k, v = key.to(self._values.dtype), hide_values(value, key_mask).to(self._values.dtype)
-        self._values = self._values + v.sum(2)
+        k, v = key.to(self._dtype), hide_values(value, key_mask).to(self._dtype)
+        self._values = v.sum(2) if self._values is None else self._values + v.sum(2)
         self._count += v.shape[2]
         factor = _common_factor(k)
         tokens = Tokens(k[:, :, :0], k, torch.cat([v * factor, factor], dim=-1))
@@ -55,7 +56,7 @@ class StabilizedMemory:
     def _summed(self) -> Tensor:
         """``sum_j phi_j v_j`` and, last, ``sum_j phi_j``: ``(B, H, m, e + 1)``, times the root of m."""
         state = self._state
-        assert state is not None and state.log_scale is not None
+        assert state is not None and state.log_scale is not None and self._values is not None
         top = self._top
         if top is None:
             top = state.log_scale.amax() if self._older else state.log_scale.amax(-1, keepdim=True)
@@ -65,7 +66,7 @@ class StabilizedMemory:
     def read(self, query: Tensor) -> Tensor:
         """``(B, H, N, d) -> (B, H, N, e)``."""
         sums = self._sums = self._summed() if self._sums is None else self._sums
-        q = query.to(self._values.dtype)
+        q = query.to(self._dtype)
         s = settings(self._phi, q.shape[-1], like=q)
         # At one scale for all features the operator's maximum is that of u.
         scale = torch.zeros_like(sums[..., 0])
