@@ -170,7 +170,7 @@ def prepare_queries(query: Tensor, s: Settings, heads: int, dtype: torch.dtype, 
 
 def check_features(features: Features, phi: FeatureMap, x: Tensor, role: str) -> Features:
     """Refuse what a map of the caller's own should not return: another size, or another dtype."""
-    sizes = {part.shape[-1] for part in features if part is not None}
+    sizes = {int(part.shape[-1]) for part in features if part is not None}  # tensors in torch.jit.trace
     if max(sizes, default=0) != phi.feature_dim or not sizes <= {1, phi.feature_dim}:
         raise ValueError(
             f"feature_map {phi.name}: {role} features must have size feature_dim={phi.feature_dim}, "
